@@ -1,0 +1,15 @@
+"""One algorithm a file. Blind to simulators and environments: they meet in `core.spec`."""
+
+from opencda_marl.core.tables import Table
+
+__all__ = ["LEARNERS"]
+
+LEARNERS = Table(
+    "learner",
+    "opencda_marl.learners",
+    {"mappo": "opencda_marl.learners.mappo:Mappo", "pcmappo": "opencda_marl.learners.mappo:Mappo"},
+    {
+        "mappo": "multi-agent PPO: shared policy, centralised critic",
+        "pcmappo": "MAPPO with a reward vector and a preference per vehicle",
+    },
+)

@@ -1,0 +1,1 @@
+"""Backends behind `core.simulator.Simulator`, and the demand they share."""

@@ -1,0 +1,1 @@
+"""What people measure and check with: bench, profile, verify-resume, doctor."""
