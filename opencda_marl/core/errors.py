@@ -1,21 +1,21 @@
 """Every error a person can meet, and the exit code of each.
 
-    OpenCDAError                       1   anything of ours that has no better name
-    ├── ConfigError                    2   unknown key, wrong type, out of range, missing profile
-    ├── SimulatorError                10   the simulator died, or said something impossible
-    │   ├── BackendMissingError       11   libsumo, traci, sumo or carla is not installed
-    │   └── DeadlineError             12   the simulator did not answer in time
-    ├── AccountingError               13   scheduled != waiting + running + arrived + collided + removed
-    ├── CheckpointError               20   broken, foreign or missing checkpoint or run folder
-    ├── StorageError                  21   unwritable or full disk
-    ├── NotFiniteError                30   NaN or infinity in observation, reward, loss or weights
-    ├── DeviceError                   31   the device asked for is not there
-    ├── CudaGraphCaptureError         32   a CUDA graph could not be captured; nothing was saved
-    ├── CompilerError                 33   a compiled form was demanded and cannot be made
-    ├── OutOfMemoryError              34   a buffer would not fit
-    └── Interrupted                  130   Ctrl-C or SIGTERM; what was saved stays
+OpenCDAError                       1   anything of ours that has no better name
+├── ConfigError                    2   unknown key, wrong type, out of range, missing profile
+├── SimulatorError                10   the simulator died, or said something impossible
+│   ├── BackendMissingError       11   libsumo, traci, sumo or carla is not installed
+│   └── DeadlineError             12   the simulator did not answer in time
+├── AccountingError               13   scheduled != waiting + running + arrived + collided + removed
+├── CheckpointError               20   broken, foreign or missing checkpoint or run folder
+├── StorageError                  21   unwritable or full disk
+├── NotFiniteError                30   NaN or infinity in observation, reward, loss or weights
+├── DeviceError                   31   the device asked for is not there
+├── CudaGraphCaptureError         32   a CUDA graph could not be captured; nothing was saved
+├── CompilerError                 33   a compiled form was demanded and cannot be made
+├── OutOfMemoryError              34   a buffer would not fit
+└── Interrupted                  130   Ctrl-C or SIGTERM; what was saved stays
 
-    RECYCLE (75) is an exit code without an error: the process asks to be started again.
+RECYCLE (75) is an exit code without an error: the process asks to be started again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Figures of driving, each defined once. Rates are pooled over the vehicles of all episodes.
 
-    success_rate          arrived / (arrived + collided + removed)
-    success_rate_departed arrived / departed, over vehicles that departed more than 30 s before the end
-    collision_rate        collided / (arrived + collided + removed)
-    near_miss_rate        vehicles with a near-miss / vehicles that departed
-    delay                 of an arrived vehicle: exit time - scheduled time - free-flow time of its movement
-    delay_inside          the same from its departure
+success_rate          arrived / (arrived + collided + removed)
+success_rate_departed arrived / departed, over vehicles that departed more than 30 s before the end
+collision_rate        collided / (arrived + collided + removed)
+near_miss_rate        vehicles with a near-miss / vehicles that departed
+delay                 of an arrived vehicle: exit time - scheduled time - free-flow time of its movement
+delay_inside          the same from its departure
 """
 
 from __future__ import annotations

@@ -17,4 +17,4 @@ def scalarise(rewards: _Array, preference: _Array) -> _Array:
 
     Works alike for NumPy arrays and torch tensors; a preference of ones is the plain sum.
     """
-    return (rewards * preference).sum(-1)  # type: ignore[operator,attr-defined,no-any-return]
+    return (rewards * preference).sum(-1)  # type: ignore[operator,no-any-return]

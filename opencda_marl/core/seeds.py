@@ -52,5 +52,5 @@ def generator_state(source: np.random.Generator) -> dict[str, Any]:
 def generator_from_state(state: dict[str, Any]) -> np.random.Generator:
     """The generator whose next number is the one that `generator_state` saw coming."""
     bits = np.random.PCG64()
-    bits.state = state
+    bits.state = state  # type: ignore[assignment] # JSON has no TypedDict
     return np.random.Generator(bits)

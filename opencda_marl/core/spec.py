@@ -82,7 +82,9 @@ class Action:
     """What a policy decided for the rows of an observation."""
 
     values: Float32[np.ndarray, "rows actions"]  # in [-1, 1]; discrete: the index, as a float
-    extras: dict[str, np.ndarray] = field(default_factory=dict)  # the learner's own, one row each (log-prob, context, …)
+    extras: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # the learner's own, one row each (log-prob, context, …)
 
 
 @dataclass(slots=True)
