@@ -51,7 +51,7 @@ class Table:
             raise ConfigError(f"{where}there is no {self.kind} named {name!r}", fix=hint)
         return name
 
-    def load(self, name: str) -> Any:  # noqa: ANN401 - what a name stands for is known to its caller
+    def load(self, name: str) -> Any:
         """Import and return what the name stands for."""
         module, _, attribute = self.targets()[self.check(name)].partition(":")
         return getattr(import_module(module), attribute)
