@@ -44,7 +44,8 @@ class Roads:
     limit_exit: Float64[np.ndarray, " routes"]  # [m/s] behind it
     spacing: float  # [m] between samples
     points: Float64[np.ndarray, "routes samples 3"]  # x [m], y [m], heading [rad]; the last is repeated past the end
-    samples: Int64[np.ndarray, " routes"]  # how many samples of `points` are real
+    samples: Int64[np.ndarray, " routes"]  # how many samples of `points` are real; the last of them is the very end
+    origin: tuple[float, float] = (0.0, 0.0)  # [m] the junction's centre in the file's own coordinates
 
     @property
     def routes(self) -> int:
