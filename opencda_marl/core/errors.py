@@ -20,7 +20,10 @@ RECYCLE (75) is an exit code without an error: the process asks to be started ag
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
+
+import numpy as np
 
 __all__ = [
     "RECYCLE",
@@ -105,9 +108,19 @@ class StorageError(OpenCDAError):
 
 
 class NotFiniteError(OpenCDAError):
-    """A value became NaN or infinite; the batch was dumped."""
+    """A value became NaN or infinite; the batch was dumped.
+
+    Args:
+        message: what is not finite, and where.
+        fix: what to change.
+        batch: the arrays that it came from, for the run folder; whoever raises it passes what it has.
+    """
 
     exit_code = 30
+
+    def __init__(self, message: str, *, fix: str | None = None, batch: Mapping[str, np.ndarray] | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.batch = dict(batch or {})
 
 
 class DeviceError(OpenCDAError):
