@@ -1,0 +1,130 @@
+"""Doctor: what it finds, the fix it names, and what blocks."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from opencda_marl.tools import doctor
+
+_Usage = namedtuple("_Usage", "total used free")
+
+
+def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
+    checks = doctor.inspect(tmp_path)
+    named = {check["name"]: check for check in checks}
+    assert len(named) == len(checks)
+    assert {"python", "libsumo", "sumo starts", "torch", "device", "compiler", "numba cache", "disk"} <= set(named)
+    assert named["sumo starts"]["ok"] is True
+    assert doctor.exit_code(checks) == 0
+    for check in checks:
+        assert set(check) == {"name", "ok", "found", "fix", "blocks"}
+        assert check["found"]
+        assert check["ok"] is not False or check["fix"], f"{check['name']} names no fix"
+
+
+def test_only_what_blocks_makes_the_exit_code() -> None:
+    slow = {"name": "compiler", "ok": False, "found": "", "fix": "x", "blocks": False}
+    absent = {"name": "carla client", "ok": None, "found": "", "fix": None, "blocks": True}
+    broken = {"name": "libsumo", "ok": False, "found": "", "fix": "x", "blocks": True}
+    assert doctor.exit_code([slow, absent]) == 0
+    assert doctor.exit_code([slow, broken]) == 1
+
+
+def test_wheels_of_two_versions_are_named_with_the_command_that_mends_them() -> None:
+    check = doctor._agreement({"libsumo": "1.28.0", "traci": "1.9.2", "eclipse-sumo": None, "sumo": "1.28.0"})
+    assert check.ok is False
+    assert "traci 1.9.2" in check.found
+    assert check.fix == "pip install 'libsumo==1.28.0' 'traci==1.28.0' 'eclipse-sumo==1.28.0'"
+    assert doctor._agreement({"libsumo": "1.28.0", "traci": "1.28.0"}).ok is True
+
+
+def test_the_version_in_a_programs_answer() -> None:
+    told = doctor.Check("sumo program", True, "Eclipse SUMO sumo 1.21.3 at /usr/bin/sumo")
+    assert doctor._number(told) == "1.21.3"
+    assert doctor._number(doctor.Check("sumo program", None, "not installed")) is None
+
+
+def test_a_sumo_home_without_data_is_a_finding(tmp_path: Path) -> None:
+    assert doctor._sumo_home(None).ok is True
+    assert doctor._sumo_home(str(tmp_path)).fix == "unset SUMO_HOME"
+    (tmp_path / "data").mkdir()
+    assert doctor._sumo_home(str(tmp_path)).ok is True
+
+
+def test_a_cpu_build_beside_a_card_is_a_finding() -> None:
+    assert doctor._device(built=False, usable=False, names=[], card=False).ok is True
+    lost = doctor._device(built=False, usable=False, names=[], card=True)
+    assert lost.ok is False
+    assert "CPU build" in lost.found
+    assert "index-url" in (lost.fix or "")
+    assert "driver" in (doctor._device(built=True, usable=False, names=[], card=True).fix or "")
+    assert doctor._device(built=True, usable=True, names=["H200"], card=True).found == "H200"
+
+
+def test_a_compiler_that_is_missing_or_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "not on PATH" in doctor._compiler()[0].found
+    broken = tmp_path / "cxx"
+    broken.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    check = doctor._compiler()[0]
+    assert check.ok is False
+    assert check.fix == "apt install python3-dev"
+
+
+def test_a_path_with_a_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "my env"))
+    assert [check.name for check in doctor._compiler() if check.ok is False] == ["paths"]
+
+
+def test_a_full_disk_blocks_and_a_nearly_full_one_warns(tmp_path: Path) -> None:
+    def free(gib: float) -> doctor.Check:
+        return doctor._disk(tmp_path / "runs" / "a", lambda _: _Usage(0, 0, int(gib * 2**30)))
+
+    assert free(10.0).ok is True
+    assert (free(1.0).ok, free(1.0).blocks) == (False, False)
+    assert (free(0.05).ok, free(0.05).blocks) == (False, True)
+
+
+def test_an_unwritable_cache_of_kernels_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(occupied / "cache"))
+    assert (doctor._numba_cache()[0].ok, doctor._numba_cache()[0].blocks) == (False, True)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    assert doctor._numba_cache()[0].ok is True
+
+
+def test_limits_of_a_container_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "limit"
+    assert doctor._cpu_quota(file) is None
+    file.write_text("max 100000\n")
+    assert doctor._cpu_quota(file) is None
+    file.write_text("150000 100000\n")
+    assert doctor._cpu_quota(file) == 1.5
+    file.write_text("max\n")
+    assert doctor._memory_limit(file) is None
+    file.write_text(f"{3 * 2**30}\n")
+    assert doctor._memory_limit(file) == 3.0
+
+
+def test_more_threads_than_cores_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "threadpoolctl.threadpool_info", lambda: [{"user_api": "openmp", "internal_api": "openmp", "num_threads": 64}]
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    check = next(check for check in doctor._threads() if check.name == "thread pools")
+    assert check.ok is False
+    assert check.fix == "export OMP_NUM_THREADS=2"
+
+
+def test_the_carla_client_must_have_the_servers_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda _: "0.9.15")
+    assert doctor._carla().fix == "pip install 'carla==0.9.16'"
+    monkeypatch.setattr(doctor, "_installed", lambda _: "0.9.16")
+    assert doctor._carla().ok is True
