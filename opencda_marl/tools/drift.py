@@ -1,0 +1,129 @@
+"""Did the code change, or the machine? Two profiles of one program, compared function by function.
+
+When another process takes a share of the machine every function slows down alike. So functions that have
+nothing to do with each other and moved by one common factor say: that was not the change under test. What
+is left after dividing by the common factor is.
+"""
+
+from __future__ import annotations
+
+import math
+import pstats
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.tools.measure import median
+
+__all__ = ["Cost", "compare", "read_costs"]
+
+_MOVED = 1.3  # a common factor from here on (or its inverse) is another process's doing
+_STEP = 1.25  # families within this factor of the common one moved in step with it
+_MAJORITY = 0.7  # of the families must have moved in step
+_FAMILIES = 5  # fewer say nothing about unrelated code
+_CALLS = 20  # in both profiles, for a cost per call that means something
+_SHARE = 0.001  # of the whole profile's time, in both
+_LISTED = 15  # functions named in each list
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one function: calls and the time in its own lines."""
+
+    calls: int
+    seconds: float  # [s]
+
+    @property
+    def each(self) -> float:
+        """[s] per call."""
+        return self.seconds / self.calls
+
+
+def read_costs(path: Path) -> dict[str, Cost]:
+    """Functions of a `.pstats` file by name; line numbers are dropped, since an edit moves them.
+
+    Raises:
+        OpenCDAError: the file is missing or no profile.
+    """
+    try:
+        entries = cast(Any, pstats.Stats(str(path))).stats  # not in the stubs; the documented content of the file
+    except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise OpenCDAError(f"{path} cannot be read as a profile: {error}", fix="give a .pstats file") from error
+    costs: dict[str, Cost] = {}
+    for (file, _line, function), (_, calls, own, _cumulative, _callers) in entries.items():
+        name = function if file == "~" else f"{_short(file)}:{function}"
+        before = costs.get(name, Cost(0, 0.0))
+        costs[name] = Cost(before.calls + calls, before.seconds + own)
+    return costs
+
+
+def _short(file: str) -> str:
+    """A path from the package or site-packages on, so that two installations compare."""
+    parts = Path(file).parts
+    for marker in ("site-packages", "opencda_marl"):
+        if marker in parts:
+            at = len(parts) - 1 - parts[::-1].index(marker)
+            return "/".join(parts[at + (marker == "site-packages") :])
+    return "/".join(parts[-2:])
+
+
+def _family(name: str) -> str:
+    """Functions of one file, one extension module or one built-in type stand or fall together."""
+    if match := re.search(r"of '([^']+)' objects", name):  # <method 'append' of 'list' objects>
+        return match[1]
+    if match := re.search(r"<built-in method (?:(.+)\.)?[^.]+>", name):
+        return match[1] or "builtins"
+    return name.rpartition(":")[0] or name
+
+
+def compare(old: Mapping[str, Cost], new: Mapping[str, Cost]) -> dict[str, Any]:
+    """What moved between two profiles, and whether everything moved together.
+
+    Args:
+        old: the profile before.
+        new: the profile now.
+
+    Returns:
+        {moved_together, factor, families, in_step, functions, changed}: `factor` is the median of the
+        families' new / old cost per call; `functions` names those that moved with it when it is another
+        process's doing; `changed` lists what differs beyond the common factor, dearest first.
+    """
+    ratios = _ratios(old, new)
+    families: dict[str, list[float]] = {}
+    for name, ratio in ratios.items():
+        families.setdefault(_family(name), []).append(ratio)
+    each = {family: median(values) for family, values in families.items()}
+    factor = median(list(each.values())) if each else 1.0
+    in_step = sum(_near(ratio / factor, _STEP) for ratio in each.values())
+    together = len(each) >= _FAMILIES and not _near(factor, _MOVED) and in_step >= _MAJORITY * len(each)
+    common = factor if together else 1.0
+    dearest = sorted(ratios, key=lambda name: new[name].seconds, reverse=True)
+    return {
+        "moved_together": together,
+        "factor": round(factor, 3),
+        "families": len(each),
+        "in_step": in_step,
+        "functions": [name for name in dearest if _near(ratios[name] / factor, _STEP)][:_LISTED] if together else [],
+        "changed": [
+            {"function": name, "factor": round(ratios[name] / common, 3), "seconds": round(new[name].seconds, 4)}
+            for name in dearest
+            if not _near(ratios[name] / common, _MOVED)
+        ][:_LISTED],
+    }
+
+
+def _ratios(old: Mapping[str, Cost], new: Mapping[str, Cost]) -> dict[str, float]:
+    """New / old cost per call of the functions that both profiles know well enough."""
+    floor = {id(side): _SHARE * sum(cost.seconds for cost in side.values()) for side in (old, new)}
+    return {
+        name: new[name].each / old[name].each
+        for name in old.keys() & new.keys()
+        if all(side[name].calls >= _CALLS and side[name].seconds > floor[id(side)] for side in (old, new))
+    }
+
+
+def _near(ratio: float, factor: float) -> bool:
+    return abs(math.log(ratio)) < math.log(factor)
