@@ -1,0 +1,115 @@
+"""Files that are whole or not there, and errors that say what to do about a disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from opencda_marl.core.errors import StorageError
+
+__all__ = ["part_of", "remove_tree", "storage_error", "sync_folder", "write_synced", "write_whole", "writing"]
+
+_FIXES = {
+    errno.ENOSPC: ("the disk is full", "free some room (`opencda-marl runs clean`), then continue with --resume"),
+    errno.EDQUOT: ("your disk quota is used up", "free some room (`opencda-marl runs clean`), then continue"),
+    errno.EFBIG: ("the file would be larger than this process may write", "raise the limit: ulimit -f unlimited"),
+    errno.EACCES: ("no permission to write there", "choose another folder with --out, or change its permissions"),
+    errno.EPERM: ("no permission to write there", "choose another folder with --out, or change its permissions"),
+    errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter folder with --out"),
+    errno.ENOENT: ("the folder is gone", "choose another folder with --out, and do not delete it while running"),
+    errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n 4096"),
+}
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """What an operating system's refusal means for a person."""
+    code = error.errno if error.errno is not None else 0
+    why, fix = _FIXES.get(code, (error.strerror or str(error), "check the disk and its permissions"))
+    return StorageError(f"cannot write {path}: {why}", fix=fix)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns OSError inside the block into StorageError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def part_of(path: Path) -> Path:
+    """The hidden sibling in which `path` is made before it gets its name."""
+    return path.with_name(f".{path.name}.part")
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it.
+
+    Raises:
+        OSError: as the system says; callers know what the file is for.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the folder's entries (a rename is not durable before)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file by a new one; a reader sees the old or the new one, never a mixture.
+
+    Args:
+        path: the file.
+        data: its new content.
+        durable: wait for the disk; False for what may be lost with the power (a heartbeat).
+
+    Raises:
+        StorageError: nothing was changed.
+    """
+    part = part_of(path)
+    with writing(path):
+        try:
+            if durable:
+                write_synced(part, data)
+            else:
+                part.write_bytes(data)
+            os.replace(part, path)
+            if durable:
+                sync_folder(path.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder so that a half-deleted one is never taken for a whole one; nothing there is fine.
+
+    Raises:
+        OSError: it could not be renamed.
+    """
+    if not path.is_symlink() and path.is_dir():
+        part = part_of(path)
+        if path.name.endswith(".part"):
+            part = path
+        else:
+            shutil.rmtree(part, ignore_errors=True)
+            os.rename(path, part)
+        shutil.rmtree(part, ignore_errors=True)
