@@ -1,0 +1,338 @@
+"""A tree of plain values -> `RunSettings`, or an error that names every wrong value and where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from opencda_marl.config_cross import Problem, cross_check
+from opencda_marl.config_yaml import Keys, Source, dump_scalar
+from opencda_marl.core.errors import ConfigError
+from opencda_marl.settings.bounds import Between
+from opencda_marl.settings.run import RunSettings
+
+__all__ = ["Setting", "build", "build_learner", "check", "describe_type", "leaves", "source_of", "to_tree", "yaml_key"]
+
+_Settings = TypeVar("_Settings")
+
+_YAML_KEYS = {"individual_weight": "lambda"}  # a word of Python that cannot be a field
+
+
+def yaml_key(field: str) -> str:
+    """The name of a field in a profile."""
+    return _YAML_KEYS.get(field, field)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a settings class."""
+
+    key: str  # in YAML
+    field: str
+    hint: Any  # its type without `Annotated`
+    bounds: Between | None
+    block: type | None  # the settings class, where the field is a block
+
+
+@lru_cache(maxsize=64)
+def settings_of(cls: type) -> dict[str, Setting]:
+    """The fields of a settings class by their key in YAML."""
+    hints = get_type_hints(cls, include_extras=True)
+    found: dict[str, Setting] = {}
+    for item in dataclasses.fields(cls):
+        hint, bounds = hints[item.name], None
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            bounds = next((note for note in notes if isinstance(note, Between)), None)
+        block = hint if dataclasses.is_dataclass(hint) else None
+        key = yaml_key(item.name)
+        found[key] = Setting(key, item.name, hint, bounds, cast("type | None", block))
+    return found
+
+
+def leaves(cls: type, prefix: Keys = ()) -> Iterator[tuple[Keys, Setting]]:
+    """Every setting below a class that is not itself a block, with its full path."""
+    for key, setting in settings_of(cls).items():
+        if setting.block is None:
+            yield (*prefix, key), setting
+        else:
+            yield from leaves(setting.block, (*prefix, key))
+
+
+def source_of(sources: Mapping[Keys, Source], keys: Keys) -> Source | None:
+    """Where a value, or the nearest block around it, was written; None: it is a default."""
+    while keys:
+        if keys in sources:
+            return sources[keys]
+        keys = keys[:-1]
+    return None
+
+
+def describe_type(hint: Any) -> str:
+    """An annotation in words: 'a whole number or null'."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(describe_type(part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(dump_scalar(value) for value in get_args(hint))
+    if get_origin(hint) is list:
+        plural = {int: "whole numbers", float: "numbers", str: "names"}
+        return f"a list of {plural[get_args(hint)[0]]}"
+    if get_origin(hint) is dict:
+        return "a block of 'name: number' lines"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+    return words.get(hint, "a block of settings")
+
+
+def build(
+    tree: Mapping[str, Any],
+    sources: Mapping[Keys, Source],
+    *,
+    learner: type,
+    merge_defaults: bool = True,
+    files: bool = True,
+    where: str = "the settings",
+) -> RunSettings:
+    """One validated run.
+
+    Args:
+        tree: plain values, with the learner's block under `learner`.
+        sources: where each was written.
+        learner: settings class of the algorithm.
+        merge_defaults: blocks of free names (`reward.weights`) start from their defaults.
+        files: networks and maps must exist (not so for a finished run that is only looked at).
+        where: named in errors about values that no file gave.
+
+    Raises:
+        ConfigError: every unknown key, wrong type and value out of range, each with where it stands.
+    """
+    problems: list[Problem] = []
+    rest = {key: value for key, value in tree.items() if key != "learner"}
+    clean = _known(RunSettings, rest, (), problems, merge_defaults=merge_defaults)
+    block = _block(learner, tree.get("learner", {}), ("learner",), problems)
+    settings = _typed(RunSettings, clean, (), problems)
+    inner: Any = _typed(learner, block, ("learner",), problems)
+    if settings is None or inner is None or problems:
+        raise _report(problems, sources, where)
+    settings = dataclasses.replace(settings, learner=inner)
+    wrong = _out_of_bounds(settings, ()) or cross_check(settings, files=files)
+    if wrong:
+        raise _report(wrong, sources, where)
+    return settings
+
+
+def build_learner(cls: type[_Settings], tree: Any, sources: Mapping[Keys, Source], name: str) -> _Settings:
+    """An algorithm's block alone (one that another algorithm's run ignores), validated.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    problems: list[Problem] = []
+    made = _typed(cls, _block(cls, tree, (name,), problems), (name,), problems)
+    if made is None or problems or (problems := _out_of_bounds(made, (name,))):
+        raise _report(problems, sources, name)
+    return made
+
+
+def check(settings: RunSettings) -> None:
+    """Hold settings that were made in Python to the same rules as a profile.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    build(to_tree(settings), {}, learner=type(settings.learner), merge_defaults=False)
+
+
+def to_tree(settings: Any) -> dict[str, Any]:
+    """Plain values under their YAML keys."""
+    tree: dict[str, Any] = {}
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        tree[yaml_key(item.name)] = to_tree(value) if dataclasses.is_dataclass(value) else value
+    return tree
+
+
+def _block(cls: type, tree: Any, keys: Keys, problems: list[Problem]) -> dict[str, Any]:
+    if isinstance(tree, dict):
+        return _known(cls, tree, keys, problems, merge_defaults=True)
+    problems.append(_wrong_block(keys, tree))
+    return {}
+
+
+def _wrong_block(keys: Keys, value: Any) -> Problem:
+    name = ".".join(keys)
+    if value is None:
+        return Problem(keys, f"{name} is an empty block", "put settings below it, or remove the line")
+    return Problem(keys, f"{name} is a block of settings, not {_shown(value)}", f"e.g. {_example(keys)}")
+
+
+def _example(keys: Keys) -> str:
+    return f"'{keys[-1]}:' and below it, indented, 'key: value' lines"
+
+
+def _known(
+    cls: type, tree: Mapping[str, Any], keys: Keys, problems: list[Problem], *, merge_defaults: bool
+) -> dict[str, Any]:
+    """The tree under field names, without unknown keys (each a problem)."""
+    known = settings_of(cls)
+    clean: dict[str, Any] = {}
+    for key, value in tree.items():
+        setting = known.get(key)
+        path = (*keys, key)
+        if setting is None:
+            problems.append(_unknown(path, known))
+        elif setting.block is not None:
+            if isinstance(value, dict):
+                clean[setting.field] = _known(setting.block, value, path, problems, merge_defaults=merge_defaults)
+            else:
+                problems.append(_wrong_block(path, value))
+        elif get_origin(setting.hint) is dict and isinstance(value, dict) and merge_defaults:
+            clean[setting.field] = {**_default(cls, setting.field), **value}
+        else:
+            clean[setting.field] = value
+    return clean
+
+
+def _default(cls: type, field: str) -> dict[str, Any]:
+    factory = next(item.default_factory for item in dataclasses.fields(cls) if item.name == field)
+    return cast("Callable[[], dict[str, Any]]", factory)()
+
+
+def _unknown(path: Keys, known: Mapping[str, Setting]) -> Problem:
+    name, key = ".".join(path), path[-1]
+    here = ".".join(path[:-1])
+    message = f"unknown key {name!r}"
+    if "." in key:
+        return Problem(path, message, "nest it: one level of indentation for each part of the name")
+    if key in _YAML_KEYS:
+        return Problem(path, message, f"did you mean {'.'.join((*path[:-1], _YAML_KEYS[key]))!r}?")
+    elsewhere = [".".join(keys) for keys, _ in leaves(RunSettings) if keys[-1] == key]
+    near = difflib.get_close_matches(key, known, n=1)
+    if near and not elsewhere:
+        return Problem(path, message, f"did you mean {'.'.join((*path[:-1], near[0]))!r}?")
+    if elsewhere:
+        return Problem(path, message, f"did you mean {' or '.join(repr(one) for one in elsewhere[:3])}?")
+    return Problem(path, message, f"known{f' in {here}' if here else ''}: {', '.join(known)}")
+
+
+def _typed(cls: type[_Settings], tree: dict[str, Any], keys: Keys, problems: list[Problem]) -> _Settings | None:
+    try:
+        return cast("_Settings", _adapter(cast("type", cls)).validate_json(json.dumps(tree), strict=True))
+    except ValidationError as error:
+        seen: set[Keys] = set()
+        for item in error.errors(include_url=False, include_context=False, include_input=False):
+            found = _wrong_type(cls, tree, keys, tuple(str(part) for part in item["loc"]))
+            if found.keys not in seen:
+                seen.add(found.keys)
+                problems.append(found)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _wrong_type(cls: type, tree: dict[str, Any], keys: Keys, loc: Keys) -> Problem:
+    """The setting that pydantic complains about: the union's branches in `loc` are dropped."""
+    fields = {setting.field: setting for setting in settings_of(cls).values()}
+    setting = fields[loc[0]]
+    path = (*keys, setting.key)
+    value = tree[setting.field]
+    if setting.block is not None and isinstance(value, dict):
+        return _wrong_type(setting.block, value, path, loc[1:])
+    if get_origin(setting.hint) is dict and isinstance(value, dict) and len(loc) > 1:
+        path, value = (*path, loc[1]), value[loc[1]]
+        return Problem(path, f"{'.'.join(path)} is a number, not {_shown(value)}", "write a number")
+    wanted = describe_type(setting.hint)
+    return Problem(path, f"{'.'.join(path)} is {wanted}, not {_shown(value)}", _type_fix(setting.hint, value))
+
+
+def _type_fix(hint: Any, value: Any) -> str:
+    options = get_args(hint) if get_origin(hint) is Literal else ()
+    near = difflib.get_close_matches(str(value), [str(option) for option in options], n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    if hint is bool and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off", "y", "n"):
+        return f"write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
+    if isinstance(value, str) and hint in (int, float) and value.replace(".", "", 1).isdigit():
+        return "remove the quotes"
+    return f"write {describe_type(hint)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a block of settings"
+    text = f'"{value}"' if isinstance(value, str) else dump_scalar(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _out_of_bounds(settings: Any, keys: Keys) -> list[Problem]:
+    problems: list[Problem] = []
+    for setting in settings_of(cast("type", type(settings))).values():
+        value = getattr(settings, setting.field)
+        path = (*keys, setting.key)
+        if dataclasses.is_dataclass(value):
+            problems += _out_of_bounds(value, path)
+            continue
+        bounds = setting.bounds or Between()
+        for name, number in _numbers(value, ".".join(path)):
+            if not math.isfinite(number) or not _inside(number, bounds):
+                text = _interval(bounds) if math.isfinite(number) else "a finite number"
+                problems.append(Problem(path, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}"))
+    return problems
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        yield name, value
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _numbers(item, f"{name}[{i}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}")
+
+
+def _inside(number: float, bounds: Between) -> bool:
+    if bounds.low is not None and (number < bounds.low or (bounds.open_low and number == bounds.low)):
+        return False
+    return bounds.high is None or number <= bounds.high
+
+
+def _interval(bounds: Between) -> str:
+    low, high = bounds.low, bounds.high
+    if low is None:
+        return f"at most {high}" if high is not None else "a finite number"
+    if high is None:
+        return f"{'above' if bounds.open_low else 'at least'} {low}"
+    return f"above {low} and at most {high}" if bounds.open_low else f"between {low} and {high}"
+
+
+def _report(problems: list[Problem], sources: Mapping[Keys, Source], where: str) -> ConfigError:
+    """One error for all problems, in the order of the files' lines."""
+
+    def place(problem: Problem) -> tuple[int, str, int]:
+        source = source_of(sources, problem.keys)
+        return (1, "", 0) if source is None else (0, str(source.file or ""), source.line)
+
+    ordered = sorted(problems, key=place)
+    lines = [f"{source_of(sources, problem.keys) or where}: {problem.message}" for problem in ordered]
+    if len(ordered) == 1:
+        return ConfigError(lines[0], fix=ordered[0].fix)
+    listed = [f"{line}\n      {problem.fix}" for line, problem in zip(lines, ordered, strict=True)]
+    shown, more = listed[:8], len(listed) - 8
+    tail = [f"and {more} more"] if more > 0 else []
+    return ConfigError(
+        f"{len(ordered)} settings are wrong\n    " + "\n    ".join(shown + tail),
+        fix="correct each; 'opencda-marl config reference' lists what can be set",
+    )

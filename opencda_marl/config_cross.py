@@ -1,0 +1,160 @@
+"""Rules that tie one setting to another; each says which of them to change."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from opencda_marl.core.objectives import OBJECTIVES
+from opencda_marl.settings.run import EvaluationSettings, RunSettings
+from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings
+
+__all__ = ["Problem", "cross_check", "looks_like_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with a setting."""
+
+    keys: tuple[str, ...]
+    message: str
+    fix: str
+
+
+def cross_check(settings: RunSettings, *, files: bool) -> list[Problem]:
+    """What is wrong between settings whose types and bounds are right; `files`: networks and maps must exist."""
+    return [
+        *_loop(settings),
+        *_simulator(settings.simulator),
+        *_demand(settings.demand),
+        *_objectives(settings),
+        *_networks(settings),
+        *_evaluation(settings.evaluation),
+        *(_files(settings) if files else ()),
+    ]
+
+
+def looks_like_path(network: str) -> bool:
+    """True for the path of a network file, False for a bundled scenario's name."""
+    return "/" in network or "\\" in network or network.endswith(".xml")
+
+
+def _loop(settings: RunSettings) -> Iterator[Problem]:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.device):
+        yield Problem(
+            ("device",), f'device is "{settings.device}"; that is no device', "write auto, cpu, cuda or cuda:N"
+        )
+    if settings.decision_interval > settings.max_steps:
+        yield Problem(
+            ("decision_interval",),
+            f"decision_interval ({settings.decision_interval}) is longer than an episode "
+            f"(max_steps {settings.max_steps})",
+            "lower decision_interval, or raise max_steps",
+        )
+    levels = settings.envelope.levels
+    if len(levels) < 2 or any(b <= a for a, b in itertools.pairwise(levels)):
+        yield Problem(
+            ("envelope", "levels"), "envelope.levels must be at least two numbers, ascending", "e.g. [0, 0.5, 1]"
+        )
+
+
+def _simulator(simulator: SimulatorSettings) -> Iterator[Problem]:
+    milliseconds = simulator.step_length * 1000.0
+    if abs(milliseconds - round(milliseconds)) > 1e-6:
+        yield Problem(
+            ("simulator", "step_length"),
+            f"simulator.step_length ({simulator.step_length} s) is not a whole number of milliseconds, "
+            "which is what SUMO counts in",
+            f"e.g. {round(milliseconds) / 1000.0}",
+        )
+    if simulator.gui and simulator.backend == "libsumo":
+        yield Problem(
+            ("simulator", "gui"),
+            "simulator.gui needs TraCI, but simulator.backend is libsumo",
+            "set simulator.backend to auto or traci",
+        )
+
+
+def _demand(demand: DemandSettings) -> Iterator[Problem]:
+    rates = demand.rate_vph
+    if isinstance(rates, list) and not rates:
+        yield Problem(("demand", "rate_vph"), "demand.rate_vph is an empty list", "name at least one rate")
+    if demand.rate_draw == "range" and (not isinstance(rates, list) or len(rates) != 2 or rates[0] > rates[1]):
+        yield Problem(
+            ("demand", "rate_vph"),
+            "demand.rate_draw is range, so demand.rate_vph must be two rates, the lower one first",
+            "e.g. [100, 400]; or set demand.rate_draw to choice",
+        )
+    shares = demand.turning_shares
+    if shares is not None and (len(shares) != 3 or abs(sum(shares) - 1.0) > 1e-6):
+        yield Problem(
+            ("demand", "turning_shares"),
+            f"demand.turning_shares must be three numbers (right, straight, left) with sum 1; these are "
+            f"{len(shares)} with sum {sum(shares):g}",
+            "e.g. [0.2, 0.6, 0.2]",
+        )
+    peak = demand.peak
+    if peak.factor != 1.0 and peak.end <= peak.begin:
+        yield Problem(
+            ("demand", "peak"),
+            f"demand.peak has a factor ({peak.factor:g}) but no duration (begin {peak.begin:g} s, end {peak.end:g} s)",
+            "set demand.peak.end after demand.peak.begin",
+        )
+
+
+def _objectives(settings: RunSettings) -> Iterator[Problem]:
+    preference = settings.preference
+    if len(preference.fixed) != len(OBJECTIVES) or abs(sum(preference.fixed) - 1.0) > 1e-6:
+        yield Problem(
+            ("preference", "fixed"),
+            f"preference.fixed must be {len(OBJECTIVES)} numbers ({', '.join(OBJECTIVES)}) with sum 1; these are "
+            f"{len(preference.fixed)} with sum {sum(preference.fixed):g}",
+            "e.g. [0.6, 0.3, 0.1]",
+        )
+    if preference.team_weight == 0.0 and preference.individual_weight == 0.0:
+        yield Problem(
+            ("preference", "team_weight"),
+            "preference.team_weight and preference.lambda are both 0: nothing would be learned",
+            "make one of them positive",
+        )
+
+
+def _networks(settings: RunSettings) -> Iterator[Problem]:
+    context = settings.context
+    if context.encoder == "attention" and context.hidden % context.heads:
+        yield Problem(
+            ("context", "heads"),
+            f"context.hidden ({context.hidden}) cannot be shared by {context.heads} heads",
+            "make context.hidden a multiple of context.heads",
+        )
+
+
+def _evaluation(evaluation: EvaluationSettings) -> Iterator[Problem]:
+    seeds = evaluation.seeds
+    if len(seeds) != 2 or not 0 <= seeds[0] < seeds[1] <= 2**32:
+        yield Problem(
+            ("evaluation", "seeds"),
+            f"evaluation.seeds must be [first, one past the last], not {seeds}",
+            "e.g. [9000, 9010]: ten seeds",
+        )
+    if not evaluation.rates_vph:
+        yield Problem(("evaluation", "rates_vph"), "evaluation.rates_vph is empty", "name at least one rate")
+    if len(set(evaluation.controllers)) != len(evaluation.controllers):
+        yield Problem(("evaluation", "controllers"), "evaluation.controllers names one twice", "keep one of them")
+
+
+def _files(settings: RunSettings) -> Iterator[Problem]:
+    network, drawing = settings.scenario.network, settings.scenario.map
+    if looks_like_path(network) and not Path(network).is_file():
+        yield Problem(
+            ("scenario", "network"),
+            f"scenario.network: there is no file {network}",
+            "name a bundled scenario, or a .net.xml (relative: to the profile's folder)",
+        )
+    if drawing is not None and not Path(drawing).is_file():
+        yield Problem(
+            ("scenario", "map"), f"scenario.map: there is no file {drawing}", "name an .xodr, or leave it out"
+        )
