@@ -19,7 +19,18 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Setting", "build", "build_learner", "check", "describe_type", "leaves", "source_of", "to_tree", "yaml_key"]
+__all__ = [
+    "Setting",
+    "build",
+    "build_learner",
+    "check",
+    "describe_type",
+    "leaves",
+    "settings_of",
+    "source_of",
+    "to_tree",
+    "yaml_key",
+]
 
 _Settings = TypeVar("_Settings")
 
@@ -81,7 +92,8 @@ def describe_type(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(describe_type(part) for part in get_args(hint))
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(dump_scalar(value) for value in get_args(hint))
+        names = ", ".join(dump_scalar(value) for value in get_args(hint))
+        return f"one of {names}" if len(get_args(hint)) > 1 else names
     if get_origin(hint) is list:
         plural = {int: "whole numbers", float: "numbers", str: "names"}
         return f"a list of {plural[get_args(hint)[0]]}"

@@ -133,12 +133,21 @@ def _networks(settings: RunSettings) -> Iterator[Problem]:
 
 
 def _evaluation(evaluation: EvaluationSettings) -> Iterator[Problem]:
-    seeds = evaluation.seeds
-    if len(seeds) != 2 or not 0 <= seeds[0] < seeds[1] <= 2**32:
+    ranges = {"seeds": evaluation.seeds, "selection_seeds": evaluation.selection_seeds}
+    for name, seeds in ranges.items():
+        if len(seeds) != 2 or not 0 <= seeds[0] < seeds[1] <= 2**32:
+            yield Problem(
+                ("evaluation", name),
+                f"evaluation.{name} must be [first, one past the last], not {seeds}",
+                "e.g. [9000, 9010]: ten seeds",
+            )
+            return
+    if max(seeds[0] for seeds in ranges.values()) < min(seeds[1] for seeds in ranges.values()):
         yield Problem(
-            ("evaluation", "seeds"),
-            f"evaluation.seeds must be [first, one past the last], not {seeds}",
-            "e.g. [9000, 9010]: ten seeds",
+            ("evaluation", "selection_seeds"),
+            f"evaluation.selection_seeds {evaluation.selection_seeds} and evaluation.seeds {evaluation.seeds} overlap: "
+            "a checkpoint chosen on the seeds that judge it looks better than it is",
+            "keep the two ranges apart",
         )
     if not evaluation.rates_vph:
         yield Problem(("evaluation", "rates_vph"), "evaluation.rates_vph is empty", "name at least one rate")

@@ -14,7 +14,7 @@ __all__ = ["EnvelopeSettings", "NearMissSettings", "NeighbourSettings", "RewardS
 class NeighbourSettings:
     """Which other vehicles an ego vehicle sees."""
 
-    selection: Literal["conflict", "nearest"] = "conflict"
+    selection: Literal["conflict", "nearest"] = "conflict"  # those whose paths cross ours, or the nearest
     max: Annotated[int, Between(1, 64)] = 12  # rows
     radius: Annotated[float, Between(1, 1000)] = 150.0  # [m] V2X range
     intent: Literal["shared", "none"] = "shared"  # is the others' movement known?
@@ -43,8 +43,8 @@ class NearMissSettings:
 class TeamSettings:
     """The team's reward: what happens to everybody, per vehicle present."""
 
-    arrival: float = 1.0
-    collision: float = -5.0
+    arrival: float = 1.0  # each arrival
+    collision: float = -5.0  # each collided vehicle
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class ContextSettings:
 
     encoder: str = "deepsets"  # see `opencda-marl list encoders`
     size: Annotated[int, Between(1, 1024)] = 64  # length of the context
-    hidden: Annotated[int, Between(1, 2048)] = 64  # width inside; the page's lstm: 256
+    hidden: Annotated[int, Between(1, 2048)] = 64  # width inside; the documented lstm: 256
     heads: Annotated[int, Between(1, 16)] = 4  # attention only
 
 
@@ -24,15 +24,15 @@ class ContextSettings:
 class PreferenceSettings:
     """Where a vehicle's weights of the objectives come from (PC learners)."""
 
-    source: Literal["fixed", "sampled", "grid"] = "sampled"
+    source: Literal["fixed", "sampled", "grid"] = "sampled"  # sampled: drawn when a vehicle enters
     fixed: Annotated[list[float], Between(0, 1)] = field(
         default_factory=lambda: [0.6, 0.3, 0.1]
     )  # safety, efficiency, comfort: what `fixed` uses, and evaluation unless it says otherwise; sums to 1
     concentration: Annotated[float, Between(0.01, 1000)] = 1.0  # of the Dirichlet that `sampled` draws from
     divisions: Annotated[int, Between(1, 20)] = 4  # `grid`: points of the simplex with steps of 1/divisions
-    team_weight: Annotated[float, Between(0, 100)] = 1.0
+    team_weight: Annotated[float, Between(0, 100)] = 1.0  # of the team's advantage
     # `lambda` is a word of the language: the YAML key is `lambda`, the field `individual_weight`.
-    individual_weight: Annotated[float, Between(0, 100)] = 1.0
+    individual_weight: Annotated[float, Between(0, 100)] = 1.0  # of the preference-weighted one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,26 @@ class MappoSettings:
     """MAPPO and PCMAPPO."""
 
     n_steps: Annotated[int, Between(1, None)] = 9600  # environment steps between updates
-    epochs: Annotated[int, Between(1, 100)] = 4
-    minibatch_size: Annotated[int, Between(1, None)] = 512
-    learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 1e-3
+    epochs: Annotated[int, Between(1, 100)] = 4  # passes over the stored rows in an update
+    minibatch_size: Annotated[int, Between(1, None)] = 512  # rows of a gradient step
+    learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 1e-3  # at the beginning
     learning_rate_end: Annotated[float, Between(0, 1)] = 1e-4  # linear in the budget used
-    gae_lambda: Annotated[float, Between(0, 1)] = 0.95
-    clip: Annotated[float, Between(0, 1, open_low=True)] = 0.2
-    entropy: Annotated[float, Between(0, 1)] = 0.003
-    entropy_end: Annotated[float, Between(0, 1)] = 0.003
-    value_weight: Annotated[float, Between(0, 100)] = 0.5
-    max_grad_norm: Annotated[float, Between(0, 1e6, open_low=True)] = 0.5
-    target_kl: Annotated[float | None, Between(0, 10, open_low=True)] = 0.03  # None: never stop an update early
-    hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [128, 128])
-    ego_hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [64, 64])  # []: ego goes in raw
+    gae_lambda: Annotated[float, Between(0, 1)] = 0.95  # of generalised advantage estimation
+    clip: Annotated[float, Between(0, 1, open_low=True)] = 0.2  # of the probability ratio
+    entropy: Annotated[float, Between(0, 1)] = 0.003  # weight of the entropy bonus, at the beginning
+    entropy_end: Annotated[float, Between(0, 1)] = 0.003  # linear in the budget used
+    value_weight: Annotated[float, Between(0, 100)] = 0.5  # of the critic's loss
+    max_grad_norm: Annotated[float, Between(0, 1e6, open_low=True)] = 0.5  # of all weights together
+    target_kl: Annotated[float | None, Between(0, 10, open_low=True)] = 0.03  # null: never stop an update early
+    hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [128, 128])  # actor and critic
+    ego_hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [64, 64])  # []: ego raw
     critic: Literal["central", "local"] = "central"  # central: sees the scene (mean and max over everybody)
     initial_fraction: Annotated[float, Between(0.01, 0.99)] = 0.8  # first policy's mean, as a share of the envelope
-    initial_log_std: Annotated[float, Between(-5, 2)] = -0.5
-    train_context_encoder: bool | None = None  # None: False for lstm, True for the set encoders
-    update_mode: Literal["eager", "compiled", "auto"] = "eager"
-    acting_device: Literal["auto", "train", "cpu"] = "auto"
-    acting_threads: Annotated[int | Literal["auto"], Between(1, 1024)] = "auto"
+    initial_log_std: Annotated[float, Between(-5, 2)] = -0.5  # of the first policy, before tanh
+    train_context_encoder: bool | None = None  # null: false for lstm, true for the set encoders
+    update_mode: Literal["eager", "compiled", "auto"] = "eager"  # auto: measured once, recorded, kept
+    acting_device: Literal["auto", "train", "cpu"] = "auto"  # auto: a CPU replica beside CUDA training
+    acting_threads: Annotated[int | Literal["auto"], Between(1, 1024)] = "auto"  # of a replica; auto: at most 8
 
 
 ALGORITHMS: dict[str, type[MappoSettings]] = {"mappo": MappoSettings, "pcmappo": MappoSettings}

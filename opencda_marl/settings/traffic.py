@@ -28,7 +28,7 @@ class ScenarioSettings:
     """The crossing."""
 
     network: str = "intersection"  # a bundled scenario's name, or a path to a .net.xml (relative: to the profile)
-    map: str | None = None  # OpenDRIVE file for CARLA; None: the one beside the network
+    map: str | None = None  # OpenDRIVE file for CARLA; null: the one beside the network
     vehicle: VehicleSettings = field(default_factory=VehicleSettings)
 
 
@@ -36,7 +36,7 @@ class ScenarioSettings:
 class SimulatorSettings:
     """The backend that moves the vehicles."""
 
-    backend: Literal["auto", "libsumo", "traci"] = "auto"
+    backend: Literal["auto", "libsumo", "traci"] = "auto"  # auto: libsumo, else the slower traci
     step_length: Annotated[float, Between(0.01, 1.0)] = 0.05  # [s]
     gui: bool = False  # sumo-gui, through TraCI
     deadline: Annotated[float, Between(0.1, None)] = 30.0  # [s] for one step in a child process
@@ -57,8 +57,8 @@ class DemandSettings:
 
     rate_vph: Annotated[float | list[float], Between(0, 3000)] = 300.0  # [vehicles/h/lane]; a list: see rate_draw
     rate_draw: Literal["choice", "range"] = "choice"  # a list of rates: one of them, or uniform between the ends
-    arrivals: Literal["poisson", "exact"] = "poisson"
-    turning_shares: Annotated[list[float] | None, Between(0, 1)] = None  # right, straight, left; None: equal lanes
+    arrivals: Literal["poisson", "exact"] = "poisson"  # random gaps, or equal ones
+    turning_shares: Annotated[list[float] | None, Between(0, 1)] = None  # right, straight, left; null: equal lanes
     cav_share: Annotated[float, Between(0, 1)] = 1.0  # share driven by the policy
     others: Literal["human", "rule_based"] = "human"  # who drives the rest
     car_following: Literal["Krauss", "IDM"] = "Krauss"  # of human drivers
