@@ -18,7 +18,7 @@ from typing import Any, cast
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.tools.measure import median
 
-__all__ = ["Cost", "compare", "read_costs"]
+__all__ = ["Cost", "compare", "read_costs", "short_path"]
 
 _MOVED = 1.3  # a common factor from here on (or its inverse) is another process's doing
 _STEP = 1.25  # families within this factor of the common one moved in step with it
@@ -54,13 +54,13 @@ def read_costs(path: Path) -> dict[str, Cost]:
         raise OpenCDAError(f"{path} cannot be read as a profile: {error}", fix="give a .pstats file") from error
     costs: dict[str, Cost] = {}
     for (file, _line, function), (_, calls, own, _cumulative, _callers) in entries.items():
-        name = function if file == "~" else f"{_short(file)}:{function}"
+        name = function if file == "~" else f"{short_path(file)}:{function}"
         before = costs.get(name, Cost(0, 0.0))
         costs[name] = Cost(before.calls + calls, before.seconds + own)
     return costs
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
     """A path from the package or site-packages on, so that two installations compare."""
     parts = Path(file).parts
     for marker in ("site-packages", "opencda_marl"):

@@ -1,0 +1,131 @@
+"""One episode under cProfile, and whether its numbers can be trusted.
+
+Three runs of nothing but one episode would be too many; two do. The first runs plainly, the second under
+`python -m cProfile`, as a person would type it. Their episode lines must be the same bit for bit, timing left
+out: profiling changed nothing. Against an older profile, what moved everywhere by one factor is named as another
+process's doing (see `tools.drift`).
+"""
+
+from __future__ import annotations
+
+import pstats
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.core.run_folder import read_episodes
+from opencda_marl.core.spans import SPANS
+from opencda_marl.tools.child_runs import ChildRun, differing_fields
+from opencda_marl.tools.drift import compare, read_costs, short_path
+from opencda_marl.tools.measure import Load
+
+__all__ = ["profile", "proportions"]
+
+_DEADLINE = 1800.0  # [s] of one run
+_LISTED = 25  # functions in the table
+
+
+def profile(
+    name: str,
+    *,
+    folder: Path,
+    config_root: Path | None = None,
+    overrides: Sequence[str] = (),
+    against: Path | None = None,
+) -> dict[str, Any]:
+    """Profile one episode of a profile.
+
+    Args:
+        name: of the profile.
+        folder: new or empty; gets both run folders and `profile.pstats`.
+        config_root: folder of profiles; None: the bundled one.
+        overrides: `key.sub=value`.
+        against: an older `.pstats` file of the same profile.
+
+    Returns:
+        {identical_summary, differences, ms_per_step, spans, span_ms, unaccounted_share, unprofiled, functions,
+        pstats, against, load, …}: `spans` are shares of the episode's time, which with `unaccounted_share` sum to 1;
+        times without further word are under cProfile, those in `unprofiled` are not.
+
+    Raises:
+        OpenCDAError: a run failed, or `against` is no profile.
+    """
+    before = read_costs(against) if against is not None else None
+    short = _one_episode(name, config_root, overrides)
+    plain = ChildRun(name, folder, "plain", config_root, short)
+    traced = ChildRun(name, folder, "profiled", config_root, short)
+    pstats_file = folder / "profile.pstats"
+    with Load() as load:
+        plain.finish(plain.start(), deadline=_DEADLINE)
+        traced.finish(traced.start(pstats=pstats_file), deadline=_DEADLINE)
+    lines = [read_episodes(run.path) for run in (plain, traced)]
+    if not all(lines):
+        raise OpenCDAError("the run wrote no episode line", fix=f"see {traced.path}")
+    differences = differing_fields(*lines)
+    return {
+        "what": "profile",
+        "profile": name,
+        "identical_summary": not differences,
+        "differences": differences,
+        **proportions(lines[1][-1]),
+        "unprofiled": proportions(lines[0][-1]),
+        "functions": _dearest(pstats_file),
+        "pstats": str(pstats_file),
+        "against": None if before is None else compare(before, read_costs(pstats_file)),
+        **load.report(),
+    }
+
+
+def proportions(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Where an episode's time went.
+
+    Args:
+        line: of episodes.jsonl; `spans` in seconds, `wall_s`, `steps`.
+
+    Returns:
+        {steps, ms_per_step, spans, span_ms, unaccounted_share}
+    """
+    wall, steps = float(line["wall_s"]), int(line["steps"])
+    seconds = {span: float(line["spans"].get(span, 0.0)) for span in (*SPANS, *sorted(line["spans"].keys() - {*SPANS}))}
+    return {
+        "steps": steps,
+        "ms_per_step": round(wall * 1000.0 / steps, 4),
+        "spans": {span: round(value / wall, 4) for span, value in seconds.items()},
+        "span_ms": {span: round(value * 1000.0 / steps, 4) for span, value in seconds.items()},
+        "unaccounted_share": round(1.0 - sum(seconds.values()) / wall, 4),
+    }
+
+
+def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Overrides for one episode that holds its share of learning: an update at least at its end."""
+    from opencda_marl.config import load_profile
+
+    settings = load_profile(name, config_root=config_root, overrides=overrides).settings
+    share = min(settings.learner.n_steps, settings.max_steps)
+    return (
+        *overrides,
+        "max_episodes=1",
+        "max_env_steps=null",
+        "max_minutes=null",
+        "evaluation.final=false",
+        "eval_every=0",
+        f"learner.n_steps={share}",
+    )
+
+
+def _dearest(file: Path) -> list[dict[str, Any]]:
+    """The functions that cost most in their own lines."""
+    stats = cast(Any, pstats.Stats(str(file)))  # documented, but not in the stubs
+    total = float(stats.total_tt)
+    rows = sorted(stats.stats.items(), key=lambda item: item[1][2], reverse=True)[:_LISTED]
+    return [
+        {
+            "function": function if file_name == "~" else f"{short_path(file_name)}:{number}({function})",
+            "calls": calls,
+            "own_s": round(own, 4),
+            "cumulative_s": round(cumulative, 4),
+            "own_share": round(own / total, 4) if total else 0.0,
+        }
+        for (file_name, number, function), (_, calls, own, cumulative, _callers) in rows
+    ]

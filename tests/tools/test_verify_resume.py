@@ -1,0 +1,138 @@
+"""The comparison behind verify-resume can fail, on each kind of thing that it compares."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opencda_marl.core.checkpoint import Checkpoints
+from opencda_marl.core.errors import CheckpointError
+from opencda_marl.core.spec import LearnerState
+from opencda_marl.tools.verify_resume import differing_runs, differing_states
+
+
+def _state() -> LearnerState:
+    return LearnerState(
+        tensors={
+            "actor.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "optimiser.step": np.array([7.0], dtype=np.float32),
+            "normaliser.mean": np.array([0.1, 0.0], dtype=np.float64),
+            "rollout.rows": np.zeros((4, 5), dtype=np.float32),
+        },
+        values={"counters": {"training_step": 12, "updates_performed": 3}, "generator": {"state": [2**100, 5]}},
+    )
+
+
+def _run(folder: Path, state: LearnerState) -> Path:
+    """A run folder with four episodes, one update each."""
+    folder.mkdir()
+    episodes = [
+        {"episode": k, "return": 0.1 * k, "steps": 400, "wall_s": k, "ms_per_step": 1.0, "spans": {"tick": 0.1 * k}}
+        for k in range(1, 5)
+    ]
+    metrics = [{"episode": k, "losses/actor": -0.01 / k, "time/update_s": 1.0} for k in range(1, 5)]
+    for name, lines in (("episodes", episodes), ("metrics", metrics)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Checkpoints(folder / "checkpoints").save(4, state, {"episode": 4, "env_steps": 1600})
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    return _run(tmp_path / "whole", _state()), _run(tmp_path / "resumed", _state())
+
+
+def _edit_line(run: Path, name: str, change: Callable[[dict[str, object]], object]) -> None:
+    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    change(lines[2])
+    (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_two_equal_runs_are_exact_and_it_says_what_was_compared(runs: tuple[Path, Path]) -> None:
+    differences, compared = differing_runs(*runs)
+    assert differences == []
+    assert compared["tensors"] == 4
+    assert compared["numbers"] == 6 + 1 + 2 + 20
+    assert compared["episodes"] == compared["metrics"] == 4
+    assert compared["values"] > 5
+
+
+def test_what_the_clock_decides_may_differ(runs: tuple[Path, Path]) -> None:
+    _edit_line(runs[1], "episodes.jsonl", lambda line: line.update(wall_s=99.0, ms_per_step=5.0, spans={"tick": 9.0}))
+    _edit_line(runs[1], "metrics.jsonl", lambda line: line.update({"time/update_s": 7.0}))
+    assert differing_runs(*runs)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("episodes.jsonl", "return", 0.3 + 1e-15), ("episodes.jsonl", "steps", 399), ("metrics.jsonl", "losses/actor", 0)],
+)
+def test_one_changed_field_is_found(runs: tuple[Path, Path], name: str, field: str, value: float) -> None:
+    _edit_line(runs[1], name, lambda line: line.update({field: value}))
+    differences, _ = differing_runs(*runs)
+    assert len(differences) == 1
+    assert field in differences[0]
+    assert "episode 3" in differences[0]
+
+
+def test_a_missing_or_repeated_episode_is_found(runs: tuple[Path, Path]) -> None:
+    lines = (runs[1] / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (runs[1] / "episodes.jsonl").write_text("".join(lines[:3]))
+    assert "episode lines: 4 and 3" in differing_runs(*runs)[0]
+    (runs[1] / "episodes.jsonl").write_text("".join([*lines[:3], *lines[2:]]))
+    assert "episode lines: 4 and 5" in differing_runs(*runs)[0]
+
+
+def test_one_bit_of_one_weight_is_found(tmp_path: Path) -> None:
+    other = _state()
+    other.tensors["actor.weight"][1, 2] = np.nextafter(np.float32(5), np.float32(6))
+    differences, _ = differing_runs(_run(tmp_path / "a", _state()), _run(tmp_path / "b", other))
+    assert len(differences) == 1
+    assert differences[0].startswith("tensor actor.weight: 1 of 6 numbers differ, by at most 4.77e-07")
+
+
+def test_the_sign_of_zero_and_the_payload_of_nan_count() -> None:
+    left, right = _state(), _state()
+    right.tensors["normaliser.mean"][1] = -0.0
+    assert differing_states(left, right) == ["tensor normaliser.mean: its bits differ (NaN or the sign of zero)"]
+
+
+def test_type_and_shape_count() -> None:
+    right = _state()
+    right.tensors["optimiser.step"] = right.tensors["optimiser.step"].astype(np.float64)
+    right.tensors["rollout.rows"] = right.tensors["rollout.rows"][:3]
+    del right.tensors["normaliser.mean"]
+    assert differing_states(_state(), right) == [
+        "tensor normaliser.mean: only one run has it",
+        "tensor optimiser.step: float32[1] and float64[1]",
+        "tensor rollout.rows: float32[4, 5] and float32[3, 5]",
+    ]
+
+
+def test_counters_and_generators_count() -> None:
+    right = _state()
+    right.values["counters"]["training_step"] = 12.0
+    right.values["generator"]["state"][0] += 1
+    differences = differing_states(_state(), right)
+    assert [line.split(":")[0] for line in differences] == [
+        "learner value counters.training_step",
+        "learner value generator.state.0",
+    ]
+
+
+def test_the_runs_own_values_count(tmp_path: Path) -> None:
+    left, right = _run(tmp_path / "a", _state()), _run(tmp_path / "b", _state())
+    shutil.rmtree(right / "checkpoints")
+    Checkpoints(right / "checkpoints").save(4, _state(), {"episode": 4, "env_steps": 1599})
+    assert differing_runs(left, right)[0] == ["run value env_steps: 1600 and 1599"]
+
+
+def test_a_run_without_a_checkpoint_is_an_error(runs: tuple[Path, Path]) -> None:
+    shutil.rmtree(runs[1] / "checkpoints")
+    with pytest.raises(CheckpointError):
+        differing_runs(*runs)
