@@ -150,7 +150,7 @@ def _middle(root: ET.Element, path: Path) -> ET.Element:
     if len(found) != 1:
         names = ", ".join(sorted(j.attrib["id"] for j in found)) or "none"
         raise ConfigError(
-            f"{path}: one junction in the middle is needed, and arms that lead nowhere else; found {len(found)}: {names}",
+            f"{path}: one junction, and arms that lead nowhere else, are needed; found {len(found)}: {names}",
             fix="cut the network down with netconvert, e.g. --keep-edges.in-boundary, and --geometry.remove for bends",
         )
     return found[0]

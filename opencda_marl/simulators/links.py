@@ -1,0 +1,366 @@
+"""SUMO, embedded (libsumo) or as a program of its own (TraCI): the same few verbs.
+
+Names are strings, angles and positions are SUMO's own. Nothing here knows about slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float64
+
+from opencda_marl.core.errors import BackendMissingError, SimulatorError
+from opencda_marl.simulators.wheels import program, set_sumo_home
+
+__all__ = ["LibsumoLink", "Link", "SumoOptions", "TraciLink", "import_backend"]
+
+_PORT_TRIES = 5
+_CONNECT_SECONDS = 30.0
+_REMOVED_BY_US = 3  # libsumo.constants.REMOVE_VAPORIZED
+
+
+@dataclass(frozen=True, slots=True)
+class SumoOptions:
+    """Command line of one simulation; every option that matters is explicit, none is typed by hand."""
+
+    network: Path
+    additional: Path  # vehicle types and routes
+    seed: int
+    step_length: float  # [s]
+    gui: bool = False
+
+    def arguments(self) -> list[str]:
+        """Without the program's name."""
+        options: dict[str, str | int | float] = {
+            "--net-file": str(self.network),
+            "--additional-files": str(self.additional),
+            "--seed": self.seed,
+            "--step-length": self.step_length,
+            "--step-method.ballistic": "false",
+            # SUMO's defaults under-report crashes five-fold; we take crashed vehicles out ourselves
+            "--collision.action": "warn",
+            "--collision.check-junctions": "true",
+            "--collision.mingap-factor": 0,
+            "--collision.stoptime": 0,
+            "--time-to-teleport": -1,
+            "--max-depart-delay": -1,
+            "--no-step-log": "true",
+            "--no-warnings": "true",
+            "--duration-log.disable": "true",
+        }
+        if self.gui:
+            options |= {"--start": "true", "--quit-on-end": "true"}
+        return [str(word) for pair in options.items() for word in pair]
+
+
+class Link(Protocol):
+    """What `SumoSimulator` asks of SUMO. All vehicles are named."""
+
+    backend: str
+    errors: tuple[type[Exception], ...]  # what a failing call raises
+
+    def begin(self, options: SumoOptions) -> None:
+        """Start a simulation, or replace the one that runs."""
+
+    def option(self, name: str) -> str:
+        """An option as SUMO understood it."""
+
+    def insert(self, name: str, route: str, kind: str, lane: int, position: float, speed: float, factor: float) -> None:
+        """Ask for a vehicle; SUMO places it in the next tick, or later where it finds no room."""
+
+    def take_over(self, name: str, mode: int) -> None:
+        """Set the speed mode."""
+
+    def follow(self, name: str) -> None:
+        """Called once when a vehicle is first seen."""
+
+    def remove(self, name: str) -> None:
+        """Take a vehicle off the road at once."""
+
+    def write(self, names: list[str], speeds: list[float]) -> None:
+        """Target speeds; -1 gives control back."""
+
+    def tick(self) -> None:
+        """Advance one step."""
+
+    def changes(self) -> tuple[int, int, int]:
+        """Vehicles on the road, departed in this step, arrived in this step."""
+
+    def names(self) -> set[str]:
+        """Everybody on the road."""
+
+    def arrived(self) -> set[str]:
+        """Everybody who left in this step at the end of the route, or was taken out."""
+
+    def collisions(self) -> list[tuple[str, str]]:
+        """Pairs that touch."""
+
+    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
+        """Front bumpers [m], angles [deg] and speeds [m/s] of vehicles on the road."""
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+
+
+def import_backend(name: str) -> ModuleType:
+    """Import libsumo or traci, with `SUMO_HOME` set before.
+
+    Raises:
+        BackendMissingError: it is not installed, or cannot be loaded.
+    """
+    set_sumo_home()
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise BackendMissingError(
+            f"the Python package {name!r} cannot be imported: {error}", fix=f"pip install {name}"
+        ) from error
+
+
+class LibsumoLink:
+    """SUMO inside this process. One simulation per process: libsumo keeps it in globals.
+
+    Raises:
+        SimulatorError: another simulation runs in this process.
+    """
+
+    def __init__(self) -> None:
+        self.backend = "libsumo"
+        self._sumo = import_backend("libsumo")
+        self.errors: tuple[type[Exception], ...] = (self._sumo.TraCIException, self._sumo.FatalTraCIError)
+        self._open = False
+        self._check_alone()
+        vehicle, simulation = self._sumo.vehicle, self._sumo.simulation
+        self._position, self._angle, self._speed = vehicle.getPosition, vehicle.getAngle, vehicle.getSpeed
+        self._set_speed = vehicle.setSpeed
+        self._count, self._departed, self._arrived = (
+            vehicle.getIDCount,
+            simulation.getDepartedNumber,
+            simulation.getArrivedNumber,
+        )
+        self._collisions = simulation.getCollisions
+        self.tick = self._sumo.simulationStep
+
+    def _check_alone(self) -> None:
+        # A second start would silently replace the first simulation.
+        if not self._open and self._sumo.isLoaded():
+            raise SimulatorError(
+                "another SUMO simulation is alive in this process, and libsumo allows one",
+                fix="close the other simulator first, or run this one in a child process (RemoteSimulator)",
+            )
+
+    def begin(self, options: SumoOptions) -> None:
+        self._check_alone()
+        if self._open:
+            self._sumo.load(options.arguments())
+        else:
+            self._sumo.start(["sumo", *options.arguments()])
+            self._open = True
+
+    def option(self, name: str) -> str:
+        return str(self._sumo.simulation.getOption(name))
+
+    def insert(self, name: str, route: str, kind: str, lane: int, position: float, speed: float, factor: float) -> None:
+        _insert(self._sumo.vehicle, name, route, kind, lane, position, speed, factor)
+
+    def take_over(self, name: str, mode: int) -> None:
+        self._sumo.vehicle.setSpeedMode(name, mode)
+
+    def follow(self, name: str) -> None:
+        pass  # getters need no preparation
+
+    def remove(self, name: str) -> None:
+        self._sumo.vehicle.remove(name, _REMOVED_BY_US)
+
+    def write(self, names: list[str], speeds: list[float]) -> None:
+        set_speed = self._set_speed
+        for name, speed in zip(names, speeds, strict=True):
+            set_speed(name, speed)
+
+    def changes(self) -> tuple[int, int, int]:
+        return self._count(), self._departed(), self._arrived()
+
+    def names(self) -> set[str]:
+        return set(self._sumo.vehicle.getIDList())
+
+    def arrived(self) -> set[str]:
+        return set(self._sumo.simulation.getArrivedIDList())
+
+    def collisions(self) -> list[tuple[str, str]]:
+        return [(c.collider, c.victim) for c in self._collisions()]
+
+    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
+        position, angle, speed = self._position, self._angle, self._speed
+        fronts = np.array([position(name) for name in names])
+        return fronts, [angle(name) for name in names], [speed(name) for name in names]
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._sumo.close()
+
+
+def _insert(
+    vehicle: Any,  # libsumo's or traci's vehicle domain, which are untyped
+    name: str,
+    route: str,
+    kind: str,
+    lane: int,
+    position: float,
+    speed: float,
+    factor: float,
+) -> None:
+    vehicle.add(
+        name, route, kind, depart="now", departLane=str(lane), departPos=repr(position), departSpeed=repr(speed)
+    )
+    if factor != 1.0:
+        vehicle.setSpeedFactor(name, factor)
+    # Each lane leads to one movement, and a route's centre line is that of its lane: nobody may leave it.
+    vehicle.setLaneChangeMode(name, 0)
+
+
+class TraciLink:
+    """SUMO as a program of its own, spoken to over a socket; several may run at once.
+
+    Args:
+        gui: use sumo-gui.
+
+    Raises:
+        BackendMissingError: traci or the program is not installed.
+    """
+
+    def __init__(self, *, gui: bool = False) -> None:
+        self.backend = "traci"
+        self._traci = import_backend("traci")
+        self._program = program("sumo-gui" if gui else "sumo")
+        self.errors: tuple[type[Exception], ...] = (self._traci.TraCIException, self._traci.FatalTraCIError, OSError)
+        tc = self._traci.constants
+        self._variables = (tc.VAR_POSITION, tc.VAR_ANGLE, tc.VAR_SPEED)
+        self._simulation_variables = (
+            tc.VAR_DEPARTED_VEHICLES_NUMBER,
+            tc.VAR_ARRIVED_VEHICLES_NUMBER,
+            tc.VAR_COLLISIONS,
+        )
+        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the simulation
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Any = None
+
+    def begin(self, options: SumoOptions) -> None:
+        if self._connection is not None:
+            self._connection.load(options.arguments())
+        else:
+            self._launch(options)
+        self._connection.simulation.subscribe(self._simulation_variables)
+
+    def _launch(self, options: SumoOptions) -> None:
+        for _ in range(_PORT_TRIES):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            self._process = subprocess.Popen(
+                [self._program, *options.arguments(), "--remote-port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+            )
+            if self._connect(port) and self.option("additional-files") == str(options.additional):
+                return
+            self._end_process()  # the port was taken in between, perhaps by another SUMO that answered
+        raise SimulatorError(
+            f"{self._program} could not be started in {_PORT_TRIES} tries; it said: {self.last_words() or 'nothing'}",
+            fix="run `opencda-marl doctor`",
+        )
+
+    def _connect(self, port: int) -> bool:
+        assert self._process is not None
+        until = time.monotonic() + _CONNECT_SECONDS
+        while self._process.poll() is None and time.monotonic() < until:
+            try:
+                self._connection = self._traci.connection.Connection("127.0.0.1", port, self._process, None, True, None)
+                return True
+            except OSError:
+                time.sleep(0.02)
+        return False
+
+    def last_words(self) -> str:
+        """What SUMO wrote to its standard error."""
+        if self._log.closed:
+            return ""
+        self._log.seek(0)
+        return self._log.read().strip()[-2000:]
+
+    def option(self, name: str) -> str:
+        return str(self._connection.simulation.getOption(name))
+
+    def insert(self, name: str, route: str, kind: str, lane: int, position: float, speed: float, factor: float) -> None:
+        _insert(self._connection.vehicle, name, route, kind, lane, position, speed, factor)
+
+    def take_over(self, name: str, mode: int) -> None:
+        self._connection.vehicle.setSpeedMode(name, mode)
+
+    def follow(self, name: str) -> None:
+        self._connection.vehicle.subscribe(name, self._variables)
+
+    def remove(self, name: str) -> None:
+        self._connection.vehicle.unsubscribe(name)
+        self._connection.vehicle.remove(name, _REMOVED_BY_US)
+
+    def write(self, names: list[str], speeds: list[float]) -> None:
+        set_speed = self._connection.vehicle.setSpeed
+        for name, speed in zip(names, speeds, strict=True):
+            set_speed(name, speed)
+
+    def tick(self) -> None:
+        self._connection.simulationStep()
+
+    def changes(self) -> tuple[int, int, int]:
+        departed, arrived, _ = self._simulation_results()
+        return self._connection.vehicle.getIDCount(), departed, arrived
+
+    def _simulation_results(self) -> list[Any]:
+        results = self._connection.simulation.getSubscriptionResults()
+        return [results[variable] for variable in self._simulation_variables]
+
+    def names(self) -> set[str]:
+        return set(self._connection.vehicle.getIDList())
+
+    def arrived(self) -> set[str]:
+        return set(self._connection.simulation.getArrivedIDList())
+
+    def collisions(self) -> list[tuple[str, str]]:
+        return [(c.collider, c.victim) for c in self._simulation_results()[2]]
+
+    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
+        results = self._connection.vehicle.getAllSubscriptionResults()
+        position, angle, speed = self._variables
+        rows = [results[name] for name in names]
+        return np.array([r[position] for r in rows]), [r[angle] for r in rows], [r[speed] for r in rows]
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            with contextlib.suppress(*self.errors):  # it may be dead; the process is ended below either way
+                connection.close(False)
+        self._end_process()
+        self._log.close()
+
+    def _end_process(self) -> None:
+        self._connection = None
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        try:
+            process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

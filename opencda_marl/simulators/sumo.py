@@ -1,0 +1,413 @@
+"""SUMO <-> arrays: one bulk write, one tick, one bulk read per step.
+
+The state is SUMO's own, to the last bit: positions, angles and speeds are read; the distance driven and
+the acceleration follow from the speeds exactly as in SUMO's Euler step (tested against its getters).
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
+from opencda_marl.core.frames import centre_of_front, heading_of_sumo_angle
+from opencda_marl.core.roads import Roads
+from opencda_marl.core.simulator import SimulatorInfo
+from opencda_marl.core.spans import Spans
+from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState, vehicle_name
+from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
+from opencda_marl.simulators.admission import Admission
+from opencda_marl.simulators.links import LibsumoLink, Link, SumoOptions, TraciLink, import_backend
+from opencda_marl.simulators.wheels import program, set_sumo_home, wheel_version
+
+__all__ = ["SumoSimulator", "choose_backend", "inspect_sumo"]
+
+OUR_SPEED_MODE = 38
+"""Obey the target speed; keep limits of acceleration and braking. Off: safe speed, right of way, red lights, and
+waiting for foes inside the junction. Otherwise an action would only be a cap, and crashes could not be learned from."""
+
+SUMO_SPEED_MODE = 31
+"""SUMO's own driver, all checks on."""
+
+_SLOW = (
+    "SUMO runs over TraCI, which is several times slower than libsumo (5 to 10 times a bare step at 25 vehicles);"
+    " pip install libsumo for the fast one"
+)
+_TOLERANCE = 1e-6  # [m/s] between the commanded and the achieved speed
+_NONE = np.zeros(0, np.int64)
+_NONE.setflags(write=False)
+
+
+def choose_backend(settings: SimulatorSettings) -> str:
+    """ "libsumo" or "traci".
+
+    Raises:
+        BackendMissingError: what was asked for is not installed; for `auto`, neither is.
+        ConfigError: a window was asked for from libsumo, which has none.
+    """
+    if settings.gui and settings.backend == "libsumo":
+        raise ConfigError("simulator.gui needs simulator.backend traci (or auto): libsumo has no window")
+    if not settings.gui and settings.backend != "traci":
+        try:
+            import_backend("libsumo")
+            return "libsumo"
+        except BackendMissingError as error:
+            if settings.backend == "libsumo" or wheel_version("traci") is None:
+                raise error
+    import_backend("traci")
+    program("sumo-gui" if settings.gui else "sumo")
+    return "traci"
+
+
+def inspect_sumo() -> dict[str, str | None]:
+    """Versions of libsumo, traci and the sumo program, and `SUMO_HOME`; None where something is missing."""
+    home = set_sumo_home()
+    try:
+        where: str | None = str(program("sumo"))
+    except BackendMissingError:
+        where = None
+    return {
+        "libsumo": wheel_version("libsumo"),
+        "traci": wheel_version("traci"),
+        "sumo": wheel_version("eclipse-sumo"),
+        "sumo_program": where,
+        "SUMO_HOME": None if home is None else str(home),
+    }
+
+
+def _additional(roads: Roads, vehicle: VehicleSettings, demand: DemandSettings) -> str:
+    """Vehicle types and routes, as SUMO reads them."""
+    shape = (
+        f'length="{vehicle.length!r}" width="{vehicle.width!r}" minGap="{vehicle.min_gap!r}" '
+        f'accel="{vehicle.acceleration!r}" decel="{vehicle.braking!r}" speedFactor="1" speedDev="0"'
+    )
+    lines = [
+        "<additional>",
+        # a vehicle that we drive never brakes harder than its limit, whatever happens
+        f'<vType id="ours" {shape} emergencyDecel="{vehicle.braking!r}" carFollowModel="Krauss" sigma="0"/>',
+        f'<vType id="human" {shape} emergencyDecel="{max(9.0, vehicle.braking)!r}" '
+        f'carFollowModel="{demand.car_following}"'
+        + (f' sigma="{vehicle.sigma!r}"/>' if demand.car_following == "Krauss" else "/>"),
+    ]
+    for route in range(roads.routes):
+        edges = quoteattr(f"{roads.entry_edge[route]} {roads.exit_edge[route]}")
+        lines.append(f'<route id="r{route}" edges={edges}/>')
+    return "\n".join([*lines, "</additional>"])
+
+
+def _link(backend: str, *, gui: bool) -> Link:
+    return LibsumoLink() if backend == "libsumo" else TraciLink(gui=gui)
+
+
+class SumoSimulator:
+    """Traffic in SUMO. Under libsumo there can be one in a process; see `RemoteSimulator` for more.
+
+    Args:
+        roads: of the network to drive on, see `network.load_roads`.
+        simulator: backend, step length, window.
+        vehicle: sizes and limits.
+        demand: only what drives the vehicles that are not ours.
+        spans: gets "tick" (SUMO's step) and "read" (all else).
+
+    Raises:
+        BackendMissingError: the backend is not installed.
+        ConfigError: the step length is not a whole number of milliseconds.
+        SimulatorError: another simulation is alive in this process.
+    """
+
+    def __init__(
+        self,
+        roads: Roads,
+        simulator: SimulatorSettings,
+        vehicle: VehicleSettings,
+        demand: DemandSettings,
+        *,
+        spans: Spans | None = None,
+    ) -> None:
+        milliseconds = simulator.step_length * 1000
+        if abs(milliseconds - round(milliseconds)) > 1e-9:
+            raise ConfigError("simulator.step_length: SUMO counts whole milliseconds", fix="0.05, for instance")
+        self.roads = roads
+        self._spans = spans or Spans(enabled=False)
+        self._vehicle = vehicle
+        self._dt = round(milliseconds) / 1000.0  # the same double as SUMO's own
+        self._gui = simulator.gui
+        backend = choose_backend(simulator)
+        self._link = _link(backend, gui=simulator.gui)
+        self._folder = tempfile.TemporaryDirectory(prefix="opencda-marl-")
+        self._types = Path(self._folder.name) / "types.add.xml"
+        self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
+        # Standing bumper to bumper with its gap, every route has so many vehicles: more wait outside.
+        slots = int(np.ceil(roads.length / (vehicle.length + vehicle.min_gap)).sum())
+        self.info = SimulatorInfo(
+            backend=backend,
+            versions={key: value for key, value in inspect_sumo().items() if value is not None},
+            step_length=self._dt,
+            slots=slots,
+            notes=(_SLOW,) if backend == "traci" and not simulator.gui else (),
+        )
+        last = np.arange(roads.routes), roads.samples - 1
+        heading = roads.points[*last, 2]
+        self._route_end = np.column_stack([centre_of_front(roads.points[*last, :2], heading, vehicle.length), heading])
+        self._admission = Admission(roads, vehicle, self._dt)
+        self._state = TrafficState.empty(slots)
+        self._schedule: Schedule | None = None
+        self._closed = False
+
+    # ---------------------------------------------------------------- an episode's beginning and end
+
+    def reset(self, schedule: Schedule, seed: int) -> TrafficState:
+        """Begin an episode, see `core.simulator.Simulator`."""
+        if self._closed:
+            raise SimulatorError("the simulator was closed; make a new one")
+        options = SumoOptions(Path(self.roads.network), self._types, seed, self._dt, self._gui)
+        self._schedule = None
+        try:
+            self._link.begin(options)
+            heard = self._link.option("seed")
+        except self._link.errors as error:
+            raise SimulatorError(f"SUMO could not begin episode {schedule.episode}: {error}") from error
+        if heard != str(seed):
+            raise SimulatorError(f"SUMO runs with seed {heard}, not {seed}")
+        slots = self.info.slots
+        state = self._state
+        fresh = TrafficState.empty(slots)
+        state.step, state.time = 0, 0.0
+        for name in ("ids", "alive", "drivers", "routes", "values"):
+            getattr(state, name)[...] = getattr(fresh, name)
+        self._schedule = schedule
+        self._admission.begin(schedule)
+        self._pending: dict[str, int] = {}  # asked for, not yet on the road: name -> index in the schedule
+        self._free = list(range(slots))  # a heap: low slots first
+        self._ended: list[int] = []  # slots to be freed in the next step
+        self._rows: Int64[np.ndarray, " rows"] = _NONE  # slots of vehicles on the road, ascending
+        self._row_names: list[str] = []
+        self._names = [""] * slots
+        self._told = np.full(slots, np.nan)  # the target speed that SUMO was last told; NaN: none
+        self._ours = np.zeros(slots, np.bool_)  # speed mode is ours
+        self._odometer = np.zeros(slots)
+        return state
+
+    def close(self) -> None:
+        """End SUMO and remove its files; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._schedule = None
+            self._link.close()
+            self._folder.cleanup()
+
+    # ---------------------------------------------------------------- a step
+
+    def step(self, command: Command) -> tuple[TrafficState, Events]:
+        """Write the command, advance one step, read everything; see `core.simulator.Simulator`."""
+        if self._schedule is None:
+            raise SimulatorError("there is no episode to step in; call reset first")
+        spans = self._spans
+        try:
+            with spans("read"):
+                self._free_ended()
+                self._admit()
+                expected = self._write(command)
+            with spans("tick"):
+                self._link.tick()
+            with spans("read"):
+                return self._state, self._read(expected)
+        except self._link.errors as error:
+            episode, step = self._schedule.episode, self._state.step
+            self._schedule = None
+            raise SimulatorError(
+                f"SUMO failed in step {step} of episode {episode}: {error}",
+                fix="start again from the last checkpoint (--resume); if it repeats, run `opencda-marl doctor`",
+            ) from error
+
+    def _free_ended(self) -> None:
+        for slot in self._ended:
+            self._state.ids[slot] = -1
+            self._state.drivers[slot] = Driver.NONE
+            heapq.heappush(self._free, slot)
+        self._ended = []
+
+    def _admit(self) -> None:
+        assert self._schedule is not None
+        schedule, state = self._schedule, self._state
+        now = (state.step + 1) * self._dt
+        for index in self._admission.admit(state, now, len(self._free) - len(self._pending)):
+            name = vehicle_name(int(schedule.ids[index]))
+            route = int(schedule.routes[index])
+            human = schedule.drivers[index] == Driver.HUMAN
+            self._link.insert(
+                name,
+                f"r{route}",
+                "human" if human else "ours",
+                int(self.roads.lane[route]),
+                self._vehicle.length,
+                self._admission.departure_speed(index),
+                float(schedule.speed_factors[index]) if human else 1.0,
+            )
+            if not human:
+                self._link.take_over(name, OUR_SPEED_MODE)
+            self._pending[name] = index
+
+    def _write(self, command: Command) -> Float64[np.ndarray, " rows"]:
+        """Tell SUMO what changed. Returns the speed each vehicle should have after the step, NaN: its own choice."""
+        rows = self._rows
+        wanted = np.where(command.controlled[rows], command.target_speed[rows], np.nan)
+        told = self._told[rows]
+        if (wanted < 0).any() or np.isnan(wanted).sum() != len(rows) - command.controlled[rows].sum():
+            raise SimulatorError(f"a target speed is not a number of m/s >= 0: {wanted.tolist()}")
+        changed = np.flatnonzero((wanted != told) & ~(np.isnan(wanted) & np.isnan(told)))
+        if len(changed):
+            self._told[rows] = wanted
+            self._hand_over(rows, wanted)
+            names = self._row_names
+            self._link.write([names[i] for i in changed], np.nan_to_num(wanted[changed], nan=-1.0).tolist())
+        before = self._state.values[rows, Field.SPEED]
+        low, high = before - self._vehicle.braking * self._dt, before + self._vehicle.acceleration * self._dt
+        expected: Float64[np.ndarray, " rows"] = np.maximum(0.0, np.minimum(np.maximum(wanted, low), high))
+        return expected
+
+    def _hand_over(self, rows: Int64[np.ndarray, " rows"], wanted: Float64[np.ndarray, " rows"]) -> None:
+        """A vehicle that nobody tells a speed must look where it goes by itself, and the other way round."""
+        ours = ~np.isnan(wanted)
+        for i in np.flatnonzero(ours != self._ours[rows]):
+            self._link.take_over(self._row_names[i], OUR_SPEED_MODE if ours[i] else SUMO_SPEED_MODE)
+        self._ours[rows] = ours
+
+    def _read(self, expected: Float64[np.ndarray, " rows"]) -> Events:
+        state, link = self._state, self._link
+        state.step += 1
+        state.time = state.step * self._dt
+        events = Events(_NONE, _NONE, _NONE, _NONE, (), _NONE)
+        present, departed, arrived = link.changes()
+        ends: list[tuple[int, Ending, int, str]] = []
+        entered: list[int] = []
+        rows_before = self._rows
+        if departed or arrived or present != len(self._rows):
+            entered, ends = self._who_is_there()
+        if len(self._rows):
+            self._read_values(entered)
+        self._judge(expected, rows_before, events)
+        collisions = link.collisions()
+        if collisions:
+            ends += self._collide(collisions)
+        if ends:
+            self._end(ends, events)
+        if entered:
+            events.departed = np.array(sorted(entered), np.int64)
+        events.waiting = self._admission.waiting
+        events.longest_wait = self._admission.longest_wait(state.time)
+        return events
+
+    def _read_values(self, entered: list[int]) -> None:
+        state, rows, dt = self._state, self._rows, self._dt
+        fronts, angles, speeds = self._link.read(self._row_names)
+        speed = np.array(speeds)
+        values = state.values
+        heading = heading_of_sumo_angle(np.array(angles))
+        before = values[rows, Field.SPEED]
+        odometer = self._odometer[rows] + speed * dt
+        self._odometer[rows] = odometer
+        fresh = np.empty((len(rows), 6))
+        fresh[:, Field.X : Field.Y + 1] = centre_of_front(fronts - self.roads.origin, heading, self._vehicle.length)
+        fresh[:, Field.HEADING] = heading
+        fresh[:, Field.SPEED] = speed
+        fresh[:, Field.ACCEL] = (speed - before) / dt
+        fresh[:, Field.PROGRESS] = self._vehicle.length + odometer
+        values[rows, :6] = fresh
+        for slot in entered:  # placed behind the step's movement: nothing was driven yet
+            values[slot, Field.ACCEL] = 0.0
+            values[slot, Field.PROGRESS] = self._vehicle.length
+            self._odometer[slot] = 0.0
+
+    def _judge(self, expected: Float64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"], events: Events) -> None:
+        """Count who was commanded, and who did something else than limits of acceleration explain."""
+        commanded = ~np.isnan(expected)
+        events.commanded = int(commanded.sum())
+        # NaN compares False; a vehicle that has left the road has no speed to compare
+        off = np.abs(self._state.values[rows, Field.SPEED] - expected) > _TOLERANCE
+        if off.any():
+            events.overridden = int((off & self._state.alive[rows]).sum())
+
+    # ---------------------------------------------------------------- coming and going
+
+    def _who_is_there(self) -> tuple[list[int], list[tuple[int, Ending, int, str]]]:
+        """One snapshot of ids: who came, who went and why. Updates the rows."""
+        there = self._link.names()
+        ends = []
+        gone = [(int(s), n) for s, n in zip(self._rows, self._row_names, strict=True) if n not in there]
+        if gone:
+            arrived = self._link.arrived()
+            ends = [self._leave(slot, name in arrived) for slot, name in gone]
+        entered = [self._enter(name, index) for name, index in self._pending.items() if name in there]
+        for slot in entered:
+            del self._pending[self._names[slot]]
+        self._set_rows({int(s) for s in self._rows} - {slot for slot, _ in gone} | set(entered))
+        return entered, ends
+
+    def _set_rows(self, slots: Iterable[int]) -> None:
+        self._rows = np.array(sorted(slots), np.int64)
+        self._row_names = [self._names[slot] for slot in self._rows]
+
+    def _enter(self, name: str, index: int) -> int:
+        assert self._schedule is not None
+        schedule, state = self._schedule, self._state
+        slot = heapq.heappop(self._free)
+        self._names[slot] = name
+        state.ids[slot] = schedule.ids[index]
+        state.alive[slot] = True
+        state.drivers[slot] = schedule.drivers[index]
+        state.routes[slot] = schedule.routes[index]
+        state.values[slot] = 0.0
+        state.values[slot, Field.SCHEDULED_AT] = schedule.times[index]
+        state.values[slot, Field.DEPARTED_AT] = state.time
+        self._told[slot] = np.nan
+        self._ours[slot] = schedule.drivers[index] != Driver.HUMAN
+        self._link.follow(name)
+        self._admission.entered(index, slot, int(schedule.ids[index]))
+        return slot
+
+    def _leave(self, slot: int, reported: bool) -> tuple[int, Ending, int, str]:
+        """The end of a vehicle that is no longer on the road."""
+        values = self._state.values
+        route = self._state.routes[slot]
+        left = float(self.roads.length[route] - values[slot, Field.PROGRESS])
+        furthest = (values[slot, Field.SPEED] + self._vehicle.acceleration * self._dt) * self._dt
+        if reported and left <= furthest + 0.1:  # 0.1: SUMO lets go a little before the very end
+            values[slot, Field.PROGRESS] = self.roads.length[route]
+            values[slot, [Field.X, Field.Y, Field.HEADING]] = self._route_end[route]
+            return slot, Ending.ARRIVED, -1, "arrived"
+        how = "taken out by SUMO" if reported else "vanished from SUMO"
+        return slot, Ending.REMOVED, -1, f"{how} {left:.1f} m before the end of its route"
+
+    def _collide(self, pairs: list[tuple[str, str]]) -> list[tuple[int, Ending, int, str]]:
+        """Both parties of each crash end, once each, with the first crash reported for them."""
+        slot_of = dict(zip(self._row_names, self._rows.tolist(), strict=True))
+        partner_of: dict[str, str] = {}
+        for pair in pairs:
+            for one, other in (pair, pair[::-1]):
+                if one in slot_of:
+                    partner_of.setdefault(one, other)
+        ends = []
+        for name, other in partner_of.items():
+            partner = int(self._state.ids[slot_of[other]]) if other in slot_of else -1
+            ends.append((slot_of[name], Ending.COLLIDED, partner, f"collided with {other}"))
+            self._link.remove(name)
+        self._set_rows(set(self._rows.tolist()) - {end[0] for end in ends})
+        return ends
+
+    def _end(self, ends: list[tuple[int, Ending, int, str]], events: Events) -> None:
+        ends.sort()
+        slots = np.array([end[0] for end in ends], np.int64)
+        self._state.alive[slots] = False
+        self._ended = slots.tolist()
+        events.slots = slots
+        events.ids = self._state.ids[slots]
+        events.endings = np.array([end[1] for end in ends], np.int64)
+        events.partners = np.array([end[2] for end in ends], np.int64)
+        events.reasons = tuple(end[3] for end in ends)
