@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
+from threadpoolctl import threadpool_limits
 
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.seeds import Branch, generator, simulator_seed
@@ -28,7 +29,7 @@ __all__ = [
     "make_learner",
     "make_roads",
     "make_simulator",
-    "objective_weights",
+    "quiet_process",
     "training_traffic",
 ]
 
@@ -36,17 +37,13 @@ Traffic = Callable[[int], tuple[Schedule, int, int]]
 """Episode -> its schedule, the simulator's seed, the seed that its line names."""
 
 
-def make_roads(settings: RunSettings, base: Path | None = None) -> Roads:
+def make_roads(settings: RunSettings) -> Roads:
     """The crossing; read once per process and file.
-
-    Args:
-        settings: of the run.
-        base: folder that a relative path of a network starts from.
 
     Raises:
         ConfigError: there is no such network.
     """
-    return _roads(find_network(settings.scenario.network, base))
+    return _roads(find_network(settings.scenario.network))
 
 
 @lru_cache(maxsize=8)
@@ -92,7 +89,6 @@ def evaluation_traffic(settings: RunSettings, roads: Roads, seeds: Sequence[int]
 def make_env(
     settings: RunSettings,
     *,
-    base: Path | None = None,
     traffic: Traffic | None = None,
     spans: Spans | None = None,
 ) -> DrivingEnv:
@@ -100,11 +96,10 @@ def make_env(
 
     Args:
         settings: of the run.
-        base: folder that a relative path of a network starts from.
         traffic: of each episode; None: that of training.
         spans: timers of the loop.
     """
-    roads = make_roads(settings, base)
+    roads = make_roads(settings)
     simulator = make_simulator(settings, roads, spans=spans)
     return DrivingEnv(simulator, settings, traffic or training_traffic(settings, roads), spans=spans)
 
@@ -122,7 +117,15 @@ def make_learner(
     return learner
 
 
-def objective_weights(settings: RunSettings) -> list[float] | None:
-    """Weights of the objectives in `return`: the fixed preference where there is one, else None (ones)."""
-    weights = settings.preference.fixed if settings.algorithm.startswith("pc") else None
-    return None if weights is None else [float(weight) for weight in np.asarray(weights)]
+@contextmanager
+def quiet_process(threads: int) -> Iterator[None]:
+    """Torch has so many threads and NumPy's BLAS one: two pools used in turn wait for each other (23 times slower)."""
+    import torch  # not needed to look at roads or traffic
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(1, "blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)

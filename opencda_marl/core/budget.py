@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opencda_marl.core.errors import ConfigError
-
 __all__ = ["Budget"]
 
 
@@ -20,15 +18,6 @@ class Budget:
     episodes: int | None
     env_steps: int | None
     minutes: float | None  # of training
-
-    def check(self) -> None:
-        """Raise unless something is limited.
-
-        Raises:
-            ConfigError: a run without an end has no learning-rate schedule.
-        """
-        if self.episodes is None and self.env_steps is None and self.minutes is None:
-            raise ConfigError("the run has no budget", fix="set max_episodes, max_env_steps or max_minutes")
 
     @property
     def exact(self) -> bool:

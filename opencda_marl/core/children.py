@@ -20,7 +20,7 @@ from typing import Any
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.files import write_whole, writing
 
-__all__ = ["Child", "answer", "end_with_parent", "read_request"]
+__all__ = ["Child", "OneAtATime", "answer", "end_with_parent", "read_request"]
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -93,6 +93,65 @@ class Child:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+class OneAtATime:
+    """Jobs in a child process, one after another; while one runs only the newest further one waits.
+
+    Args:
+        module: see `Child`.
+        folder: where their files go.
+    """
+
+    def __init__(self, module: str, *, folder: Path) -> None:
+        self._module = module
+        self._folder = folder
+        self._running: Child | None = None
+        self._waiting: tuple[str, Mapping[str, Any]] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Jobs that run or wait."""
+        running = () if self._running is None else (self._running.name,)
+        return running if self._waiting is None else (*running, self._waiting[0])
+
+    def ask(self, name: str, request: Mapping[str, Any]) -> str | None:
+        """Start a job, or let it wait.
+
+        Returns:
+            The name of the job that it replaced in the queue.
+        """
+        if self._running is None:
+            self._running = Child(self._module, request, folder=self._folder, name=name)
+            return None
+        replaced = None if self._waiting is None else self._waiting[0]
+        self._waiting = (name, request)
+        return replaced
+
+    def poll(self, *, wait: bool = False) -> tuple[str, Any] | None:
+        """Name and answer of a job that has ended since, and start the next.
+
+        Args:
+            wait: for the end of the one that runs, a second at most.
+
+        Raises:
+            OpenCDAError: the job failed; the next one is started all the same.
+        """
+        child = self._running
+        if child is None or not (child.wait(1.0) if wait else child.done):
+            return None
+        self._running = None
+        if self._waiting is not None:
+            (name, request), self._waiting = self._waiting, None
+            self.ask(name, request)
+        return child.name, child.result()
+
+    def close(self) -> None:
+        """End what runs, forget what waits; may be called twice."""
+        self._waiting = None
+        if self._running is not None:
+            self._running.close()
+            self._running = None
 
 
 def read_request(path: str) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+"""The loop without learning: how a policy or a controller drives on held-out traffic.
+
+`python -m opencda_marl.evaluate REQUEST` is the same in a child process (see core/children.py): beside training,
+and for the table at the end of a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as save_tensors
+
+from opencda_marl.assemble import Traffic, evaluation_traffic, make_env, make_learner, make_roads, quiet_process
+from opencda_marl.config import from_run_folder
+from opencda_marl.core.checkpoint import read_checkpoint
+from opencda_marl.core.children import answer, end_with_parent, read_request
+from opencda_marl.core.errors import CheckpointError, ConfigError
+from opencda_marl.core.files import write_whole
+from opencda_marl.core.metrics import EpisodeRecord, pool
+from opencda_marl.core.run_folder import best_checkpoint, read_run
+from opencda_marl.core.seeds import Branch, generator
+from opencda_marl.core.spec import Action, Learner, Observation
+from opencda_marl.core.state import Driver, Schedule
+from opencda_marl.env import CONTROLLERS
+from opencda_marl.env.controllers import make_controller
+from opencda_marl.env.driving import DrivingEnv
+from opencda_marl.journal import objective_weights
+from opencda_marl.settings.run import RunSettings
+
+__all__ = ["Policy", "evaluate", "find_policy", "run_episodes"]
+
+Act = Callable[[Observation], Action]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is to be evaluated."""
+
+    name: str  # a controller's, or the path as it was given
+    checkpoint: Path | None  # None: a controller
+    folder: Path | None  # that has its config.yaml
+    profile: str | None
+
+
+def find_policy(policy: str | Path) -> Policy:
+    """A controller's name, a checkpoint, or a run folder (its best checkpoint, else its latest).
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    name = str(policy)
+    if name in CONTROLLERS.targets():
+        return Policy(name, None, None, None)
+    path = Path(policy)
+    if (path / "run.json").is_file():
+        return Policy(name, best_checkpoint(path), path, read_run(path)["profile"])
+    if not path.exists():
+        known = ", ".join(sorted(CONTROLLERS.targets()))
+        raise CheckpointError(f"there is no run, checkpoint or controller {name!r}", fix=f"controllers: {known}")
+    checkpoint = read_checkpoint(path)
+    return Policy(name, checkpoint.path, checkpoint.path, checkpoint.extra.get("profile"))
+
+
+def evaluate(
+    policy: str | Path,
+    *,
+    settings: RunSettings | None = None,
+    profile: str | None = None,
+    seeds: range | None = None,
+    episodes: int | None = None,
+    trajectory: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Drive held-out episodes and pool the figures.
+
+    Args:
+        policy: see `find_policy`.
+        settings: None: those of the run or checkpoint.
+        profile: name of the profile that the settings come from, for the record.
+        seeds: of the traffic, one episode each; None: `evaluation.seeds`.
+        episodes: how many of them; None: all.
+        trajectory: file for the first episode's trajectories.
+        progress: hears (episodes done, episodes in all).
+
+    Raises:
+        ConfigError: no settings, or more episodes than seeds.
+        CheckpointError: there is no such policy, or it is broken or foreign.
+    """
+    found = find_policy(policy)
+    if settings is None:
+        if found.folder is None:
+            raise ConfigError(f"{found.name} needs a profile to drive in", fix="name one with -t")
+        settings = from_run_folder(found.folder)
+    settings = _for_evaluation(settings)
+    chosen = _chosen(seeds if seeds is not None else range(*settings.evaluation.seeds), episodes)
+    roads = make_roads(settings)
+    traffic = evaluation_traffic(settings, roads, chosen)
+    if found.name == "priority":
+        traffic = _all_human(traffic)
+    with quiet_process(settings.threads), closing(make_env(settings, traffic=traffic)) as env:
+        records = run_episodes(env, _driver(found, settings, env), len(chosen), trajectory, progress)
+    return {
+        "policy": found.name,
+        "profile": profile or found.profile,
+        **pool(records, weights=objective_weights(settings)),
+        "checkpoint": None if found.checkpoint is None else str(found.checkpoint),
+        "seeds": [chosen[0], chosen[-1] + 1],
+        "rate_vph": settings.demand.rate_vph,
+        "decision_interval": settings.decision_interval,
+        "preference": settings.preference.fixed if settings.algorithm.startswith("pc") else None,
+        "per_episode": [_short(record) for record in records],
+    }
+
+
+def run_episodes(
+    env: DrivingEnv,
+    act: Act,
+    episodes: int,
+    trajectory: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[EpisodeRecord]:
+    """The loop: act and step until each episode is done.
+
+    Args:
+        env: with held-out traffic; episodes count from 1.
+        act: greedy.
+        episodes: how many.
+        trajectory: file for the first episode's trajectories.
+        progress: hears (done, in all).
+    """
+    records = []
+    for episode in range(1, episodes + 1):
+        traced = trajectory is not None and episode == 1
+        env.record_trajectory(traced)
+        step = env.reset(episode)
+        while not step.done:
+            step = env.step(act(step.observation))
+        records.append(env.record())
+        if traced and trajectory is not None:
+            write_whole(trajectory, save_tensors(dict(env.trajectory())), durable=False)
+        if progress is not None:
+            progress(episode, episodes)
+    return records
+
+
+def _for_evaluation(settings: RunSettings) -> RunSettings:
+    """Everything measured; one preference for everybody unless a grid of them is asked for."""
+    source = "grid" if settings.preference.source == "grid" else "fixed"
+    return replace(
+        settings,
+        preference=replace(settings.preference, source=source),
+        evaluation=replace(settings.evaluation, enabled=True),
+    )
+
+
+def _chosen(seeds: range, episodes: int | None) -> range:
+    wanted = len(seeds) if episodes is None else episodes
+    if wanted < 1 or wanted > len(seeds):
+        raise ConfigError(
+            f"{wanted} episodes cannot be driven on {len(seeds)} seeds: it is one episode a seed",
+            fix=f"--seeds {seeds.start}:{seeds.start + max(1, wanted)}",
+        )
+    return seeds[:wanted]
+
+
+def _all_human(traffic: Traffic) -> Traffic:
+    """The simulator's own drivers and right of way for every vehicle."""
+
+    def human(episode: int) -> tuple[Schedule, int, int]:
+        schedule, simulator_seed, seed = traffic(episode)
+        drivers = np.full_like(schedule.drivers, int(Driver.HUMAN))
+        return replace(schedule, drivers=drivers), simulator_seed, seed
+
+    return human
+
+
+def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Act:
+    if policy.checkpoint is None:
+        rng = generator(settings.seed, Branch.EVALUATION, int(Branch.EXPLORATION))
+        controller = make_controller(policy.name, settings, env.roads, env.conflicts, rng)
+        return lambda observation: controller.act(observation, env.state)
+    checkpoint = read_checkpoint(policy.checkpoint)
+    spec = env.observation_spec
+    if checkpoint.extra.get("observation") != [spec.name, spec.version]:
+        raise CheckpointError(
+            f"{policy.checkpoint} was trained on the observation {checkpoint.extra.get('observation')}, "
+            f"but these settings have {[spec.name, spec.version]}",
+            fix="evaluate it with its own settings: leave -t out",
+        )
+    learner: Learner = make_learner(settings, spec, env.action_spec)
+    learner.load(checkpoint.state, weights_only=True)
+    return lambda observation: learner.act(observation, explore=False)
+
+
+def _short(record: EpisodeRecord) -> dict[str, Any]:
+    counts = record.accounting
+    return {
+        "seed": record.seed,
+        "scheduled": counts.scheduled,
+        "arrived": counts.arrived,
+        "collided": counts.collided,
+        "removed": counts.removed,
+        "running": counts.running,
+        "waiting": counts.waiting,
+    }
+
+
+def _job(job: Mapping[str, Any], settings: RunSettings, seeds: range, profile: str | None) -> list[dict[str, Any]]:
+    """One policy at each rate."""
+    settings = replace(settings, threads=1)
+    rows = []
+    for rate in job["rates_vph"]:
+        demand = replace(settings.demand, rate_vph=rate)
+        wanted = job.get("trajectory_rate_vph") == rate
+        rows.append(
+            evaluate(
+                job["policy"],
+                settings=replace(settings, demand=demand),
+                profile=profile,
+                seeds=seeds,
+                trajectory=Path(job["trajectory"]) if wanted else None,
+            )
+        )
+    return rows
+
+
+def _main(arguments: Sequence[str]) -> None:
+    request = read_request(arguments[0])
+    end_with_parent()
+    settings = from_run_folder(Path(request["config"]))
+    seeds = range(*request["seeds"])
+    rows = [row for job in request["jobs"] for row in _job(job, settings, seeds, request.get("profile"))]
+    answer(request, rows)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

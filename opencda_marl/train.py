@@ -1,0 +1,331 @@
+"""Training: `run_loop` is the loop; `train` sets it up around a run folder and takes it down.
+
+A checkpoint is the state at the end of an episode. That state is also copied in memory at each boundary
+(when it does not go to the disk), so a stop loses only the episode that is under way.
+"""
+
+from __future__ import annotations
+
+import gc
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from opencda_marl.assemble import make_env, make_learner, quiet_process
+from opencda_marl.config import changes, config_hash, from_run_folder, require_budget, to_yaml
+from opencda_marl.core.checkpoint import Checkpoint, read_checkpoint
+from opencda_marl.core.errors import (
+    AccountingError,
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    NotFiniteError,
+    SimulatorError,
+)
+from opencda_marl.core.events import Finished, Listener, Note, Started, TrainEvent
+from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
+from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run
+from opencda_marl.core.spans import Spans
+from opencda_marl.core.spec import Learner
+from opencda_marl.core.stopping import StopRequest
+from opencda_marl.env.driving import DrivingEnv
+from opencda_marl.journal import Done, Journal
+from opencda_marl.settings.run import RunSettings
+
+__all__ = ["TrainResult", "run_loop", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A run whose budget is used up."""
+
+    run_dir: Path
+    settings: RunSettings
+    last: dict[str, Any]  # the last episode's line
+    summary: dict[str, Any]
+
+
+def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequest, spans: Spans) -> None:
+    """Act, step, store, update, log, until the budget is used up or somebody asks to stop."""
+    while not journal.over and not stop.requested:
+        traced = journal.begin_episode()
+        env.record_trajectory(traced)
+        step = env.reset(journal.episode)
+        while not step.done:
+            observation = step.observation
+            with spans("act"):
+                action = learner.act(observation, explore=True)
+            step = env.step(action)
+            with spans("store"):
+                learner.store(observation, action, step)
+            journal.advance(step.steps)
+            if learner.ready(step):
+                learner.progress(journal.counted)
+                journal.beat("updating")
+                with spans("update"):
+                    losses = learner.update(step)
+                journal.updated(losses)
+            if stop.requested:
+                return
+        journal.end_episode(env.record(), env.trajectory() if traced else {})
+
+
+def train(
+    settings: RunSettings | None = None,
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    init_from: Path | None = None,
+    listener: Listener | None = None,
+    profile: str | None = None,
+    root: Path = Path("runs"),
+) -> TrainResult:
+    """Train until the budget is used up.
+
+    Args:
+        settings: of the run. On resume None takes those of the run; others may differ in budgets and display only.
+        out: the run folder; None: a fresh name under `root`.
+        resume: a run folder to go on with.
+        init_from: checkpoint or run folder whose policy to start from; counters and optimiser start afresh.
+        listener: hears events; for display.
+        profile: name of the profile, for the record.
+        root: where runs live.
+
+    Raises:
+        Interrupted: somebody asked to stop; what is lost and how to go on is in the message.
+        ConfigError, CheckpointError, StorageError, SimulatorError, …: see core/errors.py.
+    """
+    hear = listener or _deaf
+    if resume is not None:
+        settings = _resumed_settings(settings, resume)
+        folder = RunFolder.resume(resume, keep=settings.keep)
+    elif settings is None:
+        raise ConfigError("there are no settings to train with", fix="name a profile, or a run to --resume")
+    else:
+        require_budget(settings)
+        policy = None if init_from is None else _policy(init_from)
+        folder = RunFolder.create(out, root=root, profile=profile, seed=settings.seed, keep=settings.keep)
+    with folder, StopRequest() as stop, quiet_process(settings.threads):
+        folder.beat("starting")
+        if resume is None:
+            folder.write_config(to_yaml(settings))
+            folder.write_run(_facts(settings, profile, None if policy is None else policy.path))
+        return _run(folder, settings, stop, hear)
+
+
+def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener) -> TrainResult:
+    """From the files of a run folder to the end of its budget."""
+    spans = Spans(enabled=settings.recording.spans)
+    facts = read_run(folder.path)
+    with closing(make_env(settings, spans=spans)) as env:
+        learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec, spans=spans)
+        with closing(learner):
+            done = _restore(folder, learner, facts, env)
+            _announce(folder, settings, facts, env, learner, done, hear)
+            journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear)
+            with closing(journal):
+                journal.boundary = learner.state() if done.episodes == 0 else None
+                with _guarded(folder, journal), _no_surprise_collections():
+                    run_loop(env, learner, journal, stop, spans)
+                if not journal.over:
+                    _stopped(folder, journal)
+                return _finish(folder, settings, journal, stop, hear)
+
+
+@contextmanager
+def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
+    """When the traffic fails, the last boundary is saved; when a number is not finite, its batch is."""
+    try:
+        yield
+    except (SimulatorError, AccountingError) as error:
+        journal.save(judged=False)
+        error.fix = _again(folder, error.fix)
+        raise
+    except NotFiniteError as error:
+        dumped = folder.arrays(f"not_finite_episode_{journal.episode}", error.batch) if error.batch else None
+        good = folder.checkpoints.find("latest")
+        where = f"; its batch is in {dumped}" if dumped else ""
+        raise NotFiniteError(
+            f"{error.message} (episode {journal.episode}, step {journal.steps}){where}; "
+            f"last good checkpoint: {good or 'none'}",
+            fix=error.fix
+            or "lower learner.learning_rate or learner.max_grad_norm, and start from that checkpoint with --init-from",
+            batch=error.batch,
+        ) from error
+
+
+def _stopped(folder: RunFolder, journal: Journal) -> None:
+    """Save the last boundary and say what is lost.
+
+    Raises:
+        Interrupted: always.
+    """
+    journal.save(judged=False)
+    lost = f"{journal.steps} steps of episode {journal.episode} are dropped" if journal.steps else "nothing is lost"
+    raise Interrupted(
+        f"stopped: {lost}; all {journal.done.episodes} finished episodes are saved in {folder.path}",
+        fix=_again(folder, None),
+    )
+
+
+def _again(folder: RunFolder, fix: str | None) -> str:
+    command = f"opencda-marl run --resume {shlex.quote(str(folder.path))}"
+    return f"{fix}; then continue with: {command}" if fix else f"continue with: {command}"
+
+
+def _finish(
+    folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest, hear: Listener
+) -> TrainResult:
+    journal.save()
+    while journal.evaluation.names and not stop.requested:
+        folder.beat("evaluating")
+        journal.collect_evaluations(wait=True)
+    lines = read_episodes(folder.path)
+    recent = lines[-20:]
+    ended = sum(line["vehicles"] for line in recent)
+    summary = {
+        "run_dir": str(folder.path),
+        "episodes": journal.done.episodes,
+        "env_steps": journal.done.env_steps,
+        "training_s": journal.done.wall_s,
+        "success_rate_last_20": sum(line["arrived"] for line in recent) / ended if ended else None,
+        "best": str(best_checkpoint(folder.path)),
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    folder.beat("finished", **summary)
+    folder.log(f"finished: {summary}")
+    hear(Finished(summary))
+    return TrainResult(folder.path, settings, lines[-1], summary)
+
+
+def _resumed_settings(wanted: RunSettings | None, run: Path) -> RunSettings:
+    """The run's settings with the budgets and display that are wanted now.
+
+    Raises:
+        ConfigError: something else differs.
+    """
+    stored = from_run_folder(run)
+    if wanted is None:
+        return stored
+    changed = changes(stored, wanted)
+    if changed:
+        raise ConfigError(
+            f"a resumed run keeps its settings, but these differ: {', '.join(changed)}",
+            fix="change budgets (max_episodes, max_env_steps, max_minutes) only; or begin a new run with --init-from "
+            f"{shlex.quote(str(run))}",
+        )
+    require_budget(wanted)
+    return wanted
+
+
+def _policy(path: Path) -> Checkpoint:
+    return read_checkpoint(best_checkpoint(path) if (path / "run.json").is_file() else path)
+
+
+def _restore(folder: RunFolder, learner: Learner, facts: dict[str, Any], env: DrivingEnv) -> Done:
+    """Load the latest checkpoint and cut what lies beyond it; without one the run begins at its beginning."""
+    if folder.checkpoints.find("latest") is None:
+        folder.cut(0)
+        if facts["init_from"] is not None:
+            learner.load(_matching(_policy(Path(facts["init_from"])), env).state, weights_only=True)
+        return Done()
+    found = _matching(folder.checkpoints.load("latest"), env)
+    done = Done(**{item.name: found.extra[item.name] for item in fields(Done)})
+    folder.cut(done.episodes)
+    learner.load(found.state)
+    return done
+
+
+def _matching(found: Checkpoint, env: DrivingEnv) -> Checkpoint:
+    spec = env.observation_spec
+    seen = found.extra.get("observation")
+    if seen != [spec.name, spec.version]:
+        raise CheckpointError(
+            f"{found.path} was trained on the observation {seen}, but this run has {[spec.name, spec.version]}",
+            fix="choose the same observation, or another checkpoint",
+        )
+    return found
+
+
+def _settled(settings: RunSettings, facts: dict[str, Any]) -> RunSettings:
+    """What `auto` was found to mean when the run began; it does not change within a run."""
+    chosen = facts.get("init", {}).get("update_mode")
+    if settings.learner.update_mode != "auto" or chosen not in ("eager", "compiled"):
+        return settings
+    return replace(settings, learner=replace(settings.learner, update_mode=chosen))
+
+
+def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -> dict[str, Any]:
+    """run.json of a fresh run."""
+    exact = settings.max_episodes is not None or settings.max_env_steps is not None
+    return {
+        "profile": profile,
+        "algorithm": settings.algorithm,
+        "seed": settings.seed,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+        "machine": describe_machine(),
+        "git": git_commit(Path(__file__).resolve().parent),
+        "hashes": {"config": config_hash(settings)},
+        "threads": settings.threads,
+        "identity": "two runs of this config, with the same update_mode and threads, are equal bit for bit"
+        if exact
+        else "max_minutes alone steers the learning rate here: two runs differ, because clocks do",
+        "init_from": None if init_from is None else str(init_from.resolve()),
+        "resumed": [],
+    }
+
+
+def _announce(
+    folder: RunFolder,
+    settings: RunSettings,
+    facts: dict[str, Any],
+    env: DrivingEnv,
+    learner: Learner,
+    done: Done,
+    hear: Listener,
+) -> None:
+    """The init line: to run.json, log.txt and the listener; what was noted is said once."""
+    info = env.simulator.info
+    init = {
+        "backend": info.backend,
+        "simulator_versions": info.versions,
+        "step_length": info.step_length,
+        "observation": f"{env.observation_spec.name} v{env.observation_spec.version}",
+        "algorithm": settings.algorithm,
+        "threads": settings.threads,
+        **learner.describe(),
+    }
+    again = {"episode": done.episodes, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
+    resumed = [*facts["resumed"], again] if "init" in facts else facts["resumed"]
+    folder.write_config(to_yaml(settings))
+    folder.write_run({**facts, "init": init, "resumed": resumed})
+    folder.log("init  " + "  ".join(f"{key}={value}" for key, value in init.items()))
+    hear(Started(folder.path, init, done.episodes))
+    notes = list(info.notes)
+    if settings.threads > cores():
+        notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
+    if facts["versions"] != versions():
+        notes.append("versions differ from those that the run began with (see run.json): the last bits may differ")
+    for note in notes:
+        folder.log(note)
+        hear(Note(note))
+
+
+@contextmanager
+def _no_surprise_collections() -> Iterator[None]:
+    """What was made at the start is not looked at by the garbage collector again."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _deaf(_event: TrainEvent) -> None:
+    return None
