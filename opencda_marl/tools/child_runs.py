@@ -13,11 +13,9 @@ from typing import Any
 import opencda_marl
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.files import writing
+from opencda_marl.journal import TIMING_FIELDS
 
-__all__ = ["TIMING", "ChildRun", "differing_fields", "without_timing"]
-
-TIMING = frozenset({"wall_s", "ms_per_step", "spans"})
-"""Fields of an episode line that the clock decides; two runs of one seed agree in all others."""
+__all__ = ["ChildRun", "differing_fields", "without_timing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def _environment() -> dict[str, str]:
 
 def without_timing(line: Mapping[str, Any]) -> dict[str, Any]:
     """A line of episodes.jsonl or metrics.jsonl without what the clock decides."""
-    return {key: value for key, value in line.items() if key not in TIMING and not key.startswith("time/")}
+    return {key: value for key, value in line.items() if key not in TIMING_FIELDS}
 
 
 def differing_fields(

@@ -20,7 +20,8 @@ from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.run_folder import read_episodes, read_metrics
 from opencda_marl.core.spec import LearnerState
-from opencda_marl.tools.child_runs import TIMING, ChildRun, differing_fields
+from opencda_marl.journal import TIMING_FIELDS
+from opencda_marl.tools.child_runs import ChildRun, differing_fields
 
 __all__ = ["differing_runs", "differing_states", "verify_resume"]
 
@@ -193,7 +194,7 @@ def differing_values(left: Mapping[str, Any], right: Mapping[str, Any], what: st
 def _leaves(tree: Any, path: str = "") -> dict[str, str]:
     """Leaves by path, each as text that keeps type and every bit."""
     if isinstance(tree, Mapping):
-        pairs = [(str(key), value) for key, value in tree.items() if key not in TIMING]
+        pairs = [(str(key), value) for key, value in tree.items() if key not in TIMING_FIELDS]
     elif isinstance(tree, list | tuple):
         pairs = [(str(index), value) for index, value in enumerate(tree)]
     else:

@@ -35,7 +35,7 @@ def _run(folder: Path, state: LearnerState) -> Path:
         {"episode": k, "return": 0.1 * k, "steps": 400, "wall_s": k, "ms_per_step": 1.0, "spans": {"tick": 0.1 * k}}
         for k in range(1, 5)
     ]
-    metrics = [{"episode": k, "losses/actor": -0.01 / k, "time/update_s": 1.0} for k in range(1, 5)]
+    metrics = [{"episode": k, "losses/actor": -0.01 / k} for k in range(1, 5)]
     for name, lines in (("episodes", episodes), ("metrics", metrics)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     Checkpoints(folder / "checkpoints").save(4, state, {"episode": 4, "env_steps": 1600})
@@ -64,7 +64,6 @@ def test_two_equal_runs_are_exact_and_it_says_what_was_compared(runs: tuple[Path
 
 def test_what_the_clock_decides_may_differ(runs: tuple[Path, Path]) -> None:
     _edit_line(runs[1], "episodes.jsonl", lambda line: line.update(wall_s=99.0, ms_per_step=5.0, spans={"tick": 9.0}))
-    _edit_line(runs[1], "metrics.jsonl", lambda line: line.update({"time/update_s": 7.0}))
     assert differing_runs(*runs)[0] == []
 
 
