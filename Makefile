@@ -1,0 +1,62 @@
+# make train: install and watch cars learn to cross. make test: every quick check. See docs/quick-start.md.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_FLAGS ?=
+JOBS ?= 2
+
+# Paths are relative: the checkout may lie in a folder whose name has a space.
+BIN := .venv/bin
+PY := $(BIN)/python
+# A virtual environment holds absolute paths, so the stamp carries the folder that it was made in.
+STAMP := .venv/.installed-$(shell pwd | cksum | cut -d' ' -f1)
+
+# One thread a process: two pools of threads on two cores are many times slower than none.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup train test test-slow bench docs clean distclean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: $(STAMP) ## .venv with everything that training and tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 found: install it, or name one: make setup PYTHON=…" >&2; exit 1; }
+	@echo "installing into .venv (some minutes the first time)"
+	@test -e "$@" || "$(PYTHON)" -m venv --clear .venv
+	$(PY) -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch "$@"
+
+train: setup ## five minutes: train the quickstart profile, then compare it with three controllers
+	$(PY) -m opencda_marl.cli run -t sumo-marl/intersection/quickstart
+
+test: setup ## lint, types, layers, docs, quick tests
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(BIN)/lint-imports
+	$(PY) -m mkdocs build --quiet --strict --site-dir site
+	$(PY) -m pytest -n $(JOBS) --dist loadfile
+
+test-slow: setup ## long learning and drills
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'slow and not gpu' --timeout 2400
+
+bench: setup ## what a step, an action, an update and a run cost here
+	for what in env act update run; do $(PY) -m opencda_marl.cli bench $$what; done
+
+docs: setup ## the settings' table from settings/, then the pages in site/
+	$(PY) -m opencda_marl.config_reference docs/configuration.md
+	$(PY) -m mkdocs build --quiet --strict --site-dir site
+
+clean: ## caches and built pages; runs and .venv stay
+	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis ./*.egg-info
+	find opencda_marl tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## .venv too
+	rm -rf .venv
