@@ -133,7 +133,7 @@ def from_yaml(text: str, *, file: Path | None = None, overrides: Sequence[str] =
 
 
 def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettings:
-    """The settings that a run was started with.
+    """The settings that a run was started with; `folder` may also be one of its checkpoints.
 
     Raises:
         CheckpointError: the folder has no readable config.
@@ -144,7 +144,7 @@ def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettin
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{folder} is not a run folder: config.yaml cannot be read", fix="'opencda-marl runs list' shows what is"
+            f"{folder} is not a run folder: config.yaml cannot be read", fix="see what there is: opencda-marl runs list"
         ) from error
     return from_yaml(text, file=file, overrides=overrides)
 

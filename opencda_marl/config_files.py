@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import shutil
 from pathlib import Path
 from typing import Any
 
 from opencda_marl.config_yaml import Document, Source, read
-from opencda_marl.core.errors import ConfigError, StorageError
+from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.files import write_whole, writing
 
 __all__ = ["bundled_root", "chain", "export_root", "find_root", "list_profiles"]
 
@@ -53,16 +53,14 @@ def export_root(destination: Path) -> list[Path]:
         StorageError: the folder cannot be written.
     """
     written = []
-    try:
-        for file in sorted(bundled_root().rglob("*.yaml")):
-            target = destination / file.relative_to(bundled_root())
-            if target.exists():
-                continue
+    for file in sorted(bundled_root().rglob("*.yaml")):
+        target = destination / file.relative_to(bundled_root())
+        if target.exists():
+            continue
+        with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-            written.append(target)
-    except OSError as error:
-        raise StorageError(f"cannot write {error.filename}: {error.strerror}", fix="choose another folder") from error
+            write_whole(target, file.read_bytes())
+        written.append(target)
     return written
 
 
