@@ -12,6 +12,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -23,6 +24,10 @@ from opencda_marl.core.errors import BackendMissingError, SimulatorError
 from opencda_marl.simulators.wheels import program, set_sumo_home
 
 __all__ = ["LibsumoLink", "Link", "SumoOptions", "TraciLink", "import_backend"]
+
+Readings = tuple[
+    Float64[np.ndarray, " twice_rows"], Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]
+]  # x and y of front bumpers, one after the other [m]; angles [deg]; speeds [m/s]
 
 _PORT_TRIES = 5
 _CONNECT_SECONDS = 30.0
@@ -105,8 +110,8 @@ class Link(Protocol):
     def collisions(self) -> list[tuple[str, str]]:
         """Pairs that touch."""
 
-    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
-        """Front bumpers [m], angles [deg] and speeds [m/s] of vehicles on the road."""
+    def read(self, names: list[str]) -> Readings:
+        """Front bumpers, angles and speeds of vehicles on the road."""
 
     def close(self) -> None:
         """End it; may be called twice."""
@@ -199,10 +204,13 @@ class LibsumoLink:
     def collisions(self) -> list[tuple[str, str]]:
         return [(c.collider, c.victim) for c in self._collisions()]
 
-    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
-        position, angle, speed = self._position, self._angle, self._speed
-        fronts = np.array([position(name) for name in names])
-        return fronts, [angle(name) for name in names], [speed(name) for name in names]
+    def read(self, names: list[str]) -> Readings:
+        count = len(names)
+        return (
+            np.fromiter(chain.from_iterable(map(self._position, names)), np.float64, 2 * count),
+            np.fromiter(map(self._angle, names), np.float64, count),
+            np.fromiter(map(self._speed, names), np.float64, count),
+        )
 
     def close(self) -> None:
         if self._open:
@@ -340,11 +348,15 @@ class TraciLink:
     def collisions(self) -> list[tuple[str, str]]:
         return [(c.collider, c.victim) for c in self._simulation_results()[2]]
 
-    def read(self, names: list[str]) -> tuple[Float64[np.ndarray, "rows 2"], list[float], list[float]]:
+    def read(self, names: list[str]) -> Readings:
         results = self._connection.vehicle.getAllSubscriptionResults()
         position, angle, speed = self._variables
         rows = [results[name] for name in names]
-        return np.array([r[position] for r in rows]), [r[angle] for r in rows], [r[speed] for r in rows]
+        return (
+            np.array([r[position] for r in rows]).ravel(),
+            np.array([r[angle] for r in rows]),
+            np.array([r[speed] for r in rows]),
+        )
 
     def close(self) -> None:
         if self._connection is not None:

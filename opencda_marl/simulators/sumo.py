@@ -13,16 +13,17 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
-from opencda_marl.core.frames import centre_of_front, heading_of_sumo_angle
+from opencda_marl.core.frames import centre_of_front
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState, vehicle_name
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
 from opencda_marl.simulators.admission import Admission
+from opencda_marl.simulators.kernels import compare_targets, fill_values
 from opencda_marl.simulators.links import LibsumoLink, Link, SumoOptions, TraciLink, import_backend
 from opencda_marl.simulators.wheels import program, set_sumo_home, wheel_version
 
@@ -39,7 +40,7 @@ _SLOW = (
     "SUMO runs over TraCI, which is several times slower than libsumo (5 to 10 times a bare step at 25 vehicles);"
     " pip install libsumo for the fast one"
 )
-_TOLERANCE = 1e-6  # [m/s] between the commanded and the achieved speed
+_End = tuple[int, Ending, int, str]  # slot, how, partner's id or -1, reason
 _NONE = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
 
@@ -190,8 +191,10 @@ class SumoSimulator:
         self._row_names: list[str] = []
         self._names = [""] * slots
         self._told = np.full(slots, np.nan)  # the target speed that SUMO was last told; NaN: none
-        self._ours = np.zeros(slots, np.bool_)  # speed mode is ours
-        self._odometer = np.zeros(slots)
+        self._fresh = np.zeros(slots, np.bool_)  # entered in this step
+        self._odometer = np.zeros(slots)  # [m]
+        self._changed = np.zeros(slots, np.int64)  # scratch
+        self._speeds = np.zeros(slots)  # scratch
         return state
 
     def close(self) -> None:
@@ -213,11 +216,11 @@ class SumoSimulator:
             with spans("read"):
                 self._free_ended()
                 self._admit()
-                expected = self._write(command)
+                self._write(command)
             with spans("tick"):
                 self._link.tick()
             with spans("read"):
-                return self._state, self._read(expected)
+                return self._state, self._read()
         except self._link.errors as error:
             episode, step = self._schedule.episode, self._state.step
             self._schedule = None
@@ -250,93 +253,81 @@ class SumoSimulator:
                 self._admission.departure_speed(index),
                 float(schedule.speed_factors[index]) if human else 1.0,
             )
-            if not human:
-                self._link.take_over(name, OUR_SPEED_MODE)
             self._pending[name] = index
 
-    def _write(self, command: Command) -> Float64[np.ndarray, " rows"]:
-        """Tell SUMO what changed. Returns the speed each vehicle should have after the step, NaN: its own choice."""
-        rows = self._rows
-        wanted = np.where(command.controlled[rows], command.target_speed[rows], np.nan)
-        told = self._told[rows]
-        if (wanted < 0).any() or np.isnan(wanted).sum() != len(rows) - command.controlled[rows].sum():
-            raise SimulatorError(f"a target speed is not a number of m/s >= 0: {wanted.tolist()}")
-        changed = np.flatnonzero((wanted != told) & ~(np.isnan(wanted) & np.isnan(told)))
-        if len(changed):
-            self._told[rows] = wanted
-            self._hand_over(rows, wanted)
-            names = self._row_names
-            self._link.write([names[i] for i in changed], np.nan_to_num(wanted[changed], nan=-1.0).tolist())
-        before = self._state.values[rows, Field.SPEED]
-        low, high = before - self._vehicle.braking * self._dt, before + self._vehicle.acceleration * self._dt
-        expected: Float64[np.ndarray, " rows"] = np.maximum(0.0, np.minimum(np.maximum(wanted, low), high))
-        return expected
+    def _write(self, command: Command) -> None:
+        """Tell SUMO what changed; a target speed sticks until it is told otherwise."""
+        names = self._row_names
+        count, switched, bad = compare_targets(
+            self._rows, command.controlled, command.target_speed, self._told, self._changed, self._speeds
+        )
+        if bad >= 0:
+            speed = float(command.target_speed[self._rows[bad]])
+            raise SimulatorError(f"vehicle {names[bad]} was told to drive {speed} m/s, which is no speed")
+        if count:
+            who = [names[i] for i in self._changed[:count].tolist()]
+            speeds = self._speeds[:count].tolist()
+            if switched:
+                self._hand_over(who[:switched], speeds)
+            self._link.write(who, speeds)
 
-    def _hand_over(self, rows: Int64[np.ndarray, " rows"], wanted: Float64[np.ndarray, " rows"]) -> None:
+    def _hand_over(self, names: list[str], speeds: list[float]) -> None:
         """A vehicle that nobody tells a speed must look where it goes by itself, and the other way round."""
-        ours = ~np.isnan(wanted)
-        for i in np.flatnonzero(ours != self._ours[rows]):
-            self._link.take_over(self._row_names[i], OUR_SPEED_MODE if ours[i] else SUMO_SPEED_MODE)
-        self._ours[rows] = ours
+        for name, speed in zip(names, speeds, strict=False):
+            self._link.take_over(name, OUR_SPEED_MODE if speed >= 0.0 else SUMO_SPEED_MODE)
 
-    def _read(self, expected: Float64[np.ndarray, " rows"]) -> Events:
+    def _read(self) -> Events:
         state, link = self._state, self._link
         state.step += 1
         state.time = state.step * self._dt
-        events = Events(_NONE, _NONE, _NONE, _NONE, (), _NONE)
-        present, departed, arrived = link.changes()
-        ends: list[tuple[int, Ending, int, str]] = []
+        ends: list[_End] = []
         entered: list[int] = []
-        rows_before = self._rows
+        present, departed, arrived = link.changes()
         if departed or arrived or present != len(self._rows):
             entered, ends = self._who_is_there()
-        if len(self._rows):
-            self._read_values(entered)
-        self._judge(expected, rows_before, events)
+        commanded, overridden = self._read_values() if self._row_names else (0, 0)
         collisions = link.collisions()
         if collisions:
             ends += self._collide(collisions)
+        waiting = self._admission.waiting
+        events = Events(
+            ids=_NONE,
+            slots=_NONE,
+            endings=_NONE,
+            partners=_NONE,
+            departed=np.array(sorted(entered), np.int64) if entered else _NONE,
+            waiting=waiting,
+            longest_wait=self._admission.longest_wait(state.time) if waiting else 0.0,
+            commanded=commanded,
+            overridden=overridden,
+        )
         if ends:
             self._end(ends, events)
-        if entered:
-            events.departed = np.array(sorted(entered), np.int64)
-        events.waiting = self._admission.waiting
-        events.longest_wait = self._admission.longest_wait(state.time)
         return events
 
-    def _read_values(self, entered: list[int]) -> None:
-        state, rows, dt = self._state, self._rows, self._dt
+    def _read_values(self) -> tuple[int, int]:
         fronts, angles, speeds = self._link.read(self._row_names)
-        speed = np.array(speeds)
-        values = state.values
-        heading = heading_of_sumo_angle(np.array(angles))
-        before = values[rows, Field.SPEED]
-        odometer = self._odometer[rows] + speed * dt
-        self._odometer[rows] = odometer
-        fresh = np.empty((len(rows), 6))
-        fresh[:, Field.X : Field.Y + 1] = centre_of_front(fronts - self.roads.origin, heading, self._vehicle.length)
-        fresh[:, Field.HEADING] = heading
-        fresh[:, Field.SPEED] = speed
-        fresh[:, Field.ACCEL] = (speed - before) / dt
-        fresh[:, Field.PROGRESS] = self._vehicle.length + odometer
-        values[rows, :6] = fresh
-        for slot in entered:  # placed behind the step's movement: nothing was driven yet
-            values[slot, Field.ACCEL] = 0.0
-            values[slot, Field.PROGRESS] = self._vehicle.length
-            self._odometer[slot] = 0.0
-
-    def _judge(self, expected: Float64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"], events: Events) -> None:
-        """Count who was commanded, and who did something else than limits of acceleration explain."""
-        commanded = ~np.isnan(expected)
-        events.commanded = int(commanded.sum())
-        # NaN compares False; a vehicle that has left the road has no speed to compare
-        off = np.abs(self._state.values[rows, Field.SPEED] - expected) > _TOLERANCE
-        if off.any():
-            events.overridden = int((off & self._state.alive[rows]).sum())
+        vehicle = self._vehicle
+        commanded, overridden = fill_values(
+            self._rows,
+            fronts,
+            angles,
+            speeds,
+            self._fresh,
+            self._told,
+            self._odometer,
+            self._state.values,
+            self.roads.origin,
+            vehicle.length,
+            vehicle.braking,
+            vehicle.acceleration,
+            self._dt,
+        )
+        return commanded, overridden
 
     # ---------------------------------------------------------------- coming and going
 
-    def _who_is_there(self) -> tuple[list[int], list[tuple[int, Ending, int, str]]]:
+    def _who_is_there(self) -> tuple[list[int], list[_End]]:
         """One snapshot of ids: who came, who went and why. Updates the rows."""
         there = self._link.names()
         ends = []
@@ -367,12 +358,12 @@ class SumoSimulator:
         state.values[slot, Field.SCHEDULED_AT] = schedule.times[index]
         state.values[slot, Field.DEPARTED_AT] = state.time
         self._told[slot] = np.nan
-        self._ours[slot] = schedule.drivers[index] != Driver.HUMAN
+        self._fresh[slot] = True
         self._link.follow(name)
         self._admission.entered(index, slot, int(schedule.ids[index]))
         return slot
 
-    def _leave(self, slot: int, reported: bool) -> tuple[int, Ending, int, str]:
+    def _leave(self, slot: int, reported: bool) -> _End:
         """The end of a vehicle that is no longer on the road."""
         values = self._state.values
         route = self._state.routes[slot]
@@ -385,7 +376,7 @@ class SumoSimulator:
         how = "taken out by SUMO" if reported else "vanished from SUMO"
         return slot, Ending.REMOVED, -1, f"{how} {left:.1f} m before the end of its route"
 
-    def _collide(self, pairs: list[tuple[str, str]]) -> list[tuple[int, Ending, int, str]]:
+    def _collide(self, pairs: list[tuple[str, str]]) -> list[_End]:
         """Both parties of each crash end, once each, with the first crash reported for them."""
         slot_of = dict(zip(self._row_names, self._rows.tolist(), strict=True))
         partner_of: dict[str, str] = {}
@@ -401,7 +392,7 @@ class SumoSimulator:
         self._set_rows(set(self._rows.tolist()) - {end[0] for end in ends})
         return ends
 
-    def _end(self, ends: list[tuple[int, Ending, int, str]], events: Events) -> None:
+    def _end(self, ends: list[_End], events: Events) -> None:
         ends.sort()
         slots = np.array([end[0] for end in ends], np.int64)
         self._state.alive[slots] = False
