@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save as save_tensors
 
 from opencda_marl.assemble import Traffic, evaluation_traffic, make_env, make_learner, make_roads, quiet_process
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import read_checkpoint
 from opencda_marl.core.children import answer, end_with_parent, read_request
 from opencda_marl.core.errors import CheckpointError, ConfigError
-from opencda_marl.core.files import write_whole
+from opencda_marl.core.files import array_bytes, write_whole
 from opencda_marl.core.metrics import EpisodeRecord, pool
 from opencda_marl.core.run_folder import best_checkpoint, read_run
 from opencda_marl.core.seeds import Branch, generator
@@ -143,7 +142,7 @@ def run_episodes(
             step = env.step(act(step.observation))
         records.append(env.record())
         if traced and trajectory is not None:
-            write_whole(trajectory, save_tensors(dict(env.trajectory())), durable=False)
+            write_whole(trajectory, array_bytes(env.trajectory()), durable=False)
         if progress is not None:
             progress(episode, episodes)
     return records

@@ -23,10 +23,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.files import part_of, remove_tree, sync_folder, write_synced, writing
+from opencda_marl.core.files import array_bytes, part_of, remove_tree, sync_folder, write_synced, writing
 from opencda_marl.core.spec import LearnerState
 
 __all__ = ["Checkpoint", "Checkpoints", "read_checkpoint", "write_checkpoint"]
@@ -63,7 +62,7 @@ def write_checkpoint(
         StorageError: it could not be written; nothing else was touched.
     """
     contents = {
-        _TENSORS: save_tensors(dict(state.tensors)),
+        _TENSORS: array_bytes(state.tensors),
         _STATE: json.dumps({"values": state.values, "extra": dict(extra)}).encode(),
         **{name: text.encode() for name, text in (texts or {}).items()},
     }

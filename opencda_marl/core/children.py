@@ -13,14 +13,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.files import write_whole, writing
 
-__all__ = ["Child", "OneAtATime", "answer", "end_with_parent", "read_request"]
+__all__ = ["Child", "OneAtATime", "answer", "end_with_parent", "read_request", "run_all"]
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -93,6 +93,47 @@ class Child:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+def run_all(
+    module: str,
+    requests: Mapping[str, Mapping[str, Any]],
+    *,
+    folder: Path,
+    workers: int,
+    going_on: Callable[[int], bool] = lambda _done: True,
+) -> dict[str, Any]:
+    """Answers of many jobs, some of them at once.
+
+    Args:
+        module: see `Child`.
+        requests: by name; the first ones are started first.
+        folder: where their files go.
+        workers: jobs at once.
+        going_on: asked a few times a second with the number of jobs done; False ends everything.
+
+    Returns:
+        Answers by name; those that were not finished are missing.
+
+    Raises:
+        OpenCDAError: a job failed; the others are ended.
+    """
+    waiting = list(requests)
+    running: list[Child] = []
+    answers: dict[str, Any] = {}
+    try:
+        while (waiting or running) and going_on(len(answers)):
+            while waiting and len(running) < workers:
+                name = waiting.pop(0)
+                running.append(Child(module, requests[name], folder=folder, name=name))
+            running[0].wait(0.2)
+            for child in [child for child in running if child.done]:
+                running.remove(child)
+                answers[child.name] = child.result()
+    finally:
+        for child in running:
+            child.close()
+    return answers
 
 
 class OneAtATime:

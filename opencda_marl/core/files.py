@@ -5,13 +5,25 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save
+
 from opencda_marl.core.errors import StorageError
 
-__all__ = ["part_of", "remove_tree", "storage_error", "sync_folder", "write_synced", "write_whole", "writing"]
+__all__ = [
+    "array_bytes",
+    "part_of",
+    "remove_tree",
+    "storage_error",
+    "sync_folder",
+    "write_synced",
+    "write_whole",
+    "writing",
+]
 
 _FIXES = {
     errno.ENOSPC: ("the disk is full", "free some room (`opencda-marl runs clean`), then continue with --resume"),
@@ -41,6 +53,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, path) from error
+
+
+def array_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as a safetensors file. It takes the memory as it lies, so a transposed view has to be laid out first."""
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
 def part_of(path: Path) -> Path:

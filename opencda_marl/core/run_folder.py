@@ -29,11 +29,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from safetensors.numpy import save as save_tensors
 
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError, StorageError
-from opencda_marl.core.files import write_synced, write_whole, writing
+from opencda_marl.core.files import array_bytes, write_whole, writing
 
 __all__ = [
     "ACTIVE_PHASES",
@@ -174,7 +173,7 @@ class RunFolder:
         path = self.path / f"{name}.safetensors"
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        write_whole(path, save_tensors(dict(arrays)), durable=False)
+        write_whole(path, array_bytes(arrays), durable=False)
         return path
 
     def cut(self, episode: int) -> int:
@@ -398,10 +397,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [_plain(item) for item in value]
     raise TypeError(f"{value!r} cannot stand in a run folder")
-
-
-def write_text(path: Path, text: str) -> None:
-    """A small file of a run that nobody reads while it is written (a report)."""
-    with writing(path):
-        path.parent.mkdir(exist_ok=True)
-        write_synced(path, text.encode())

@@ -1,0 +1,186 @@
+"""What a run was worth: the table beside controllers, and the plots. Everything is read from run folders."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opencda_marl.config import from_run_folder
+from opencda_marl.core.checkpoint import Checkpoints
+from opencda_marl.core.children import run_all
+from opencda_marl.core.errors import CheckpointError, Interrupted
+from opencda_marl.core.files import write_whole, writing
+from opencda_marl.core.machine import cores
+from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
+from opencda_marl.core.stopping import StopRequest
+from opencda_marl.plots import learning_plot, traffic_plot
+from opencda_marl.settings.run import RunSettings
+
+__all__ = ["COLUMNS", "Report", "final_report", "markdown", "next_line"]
+
+COLUMNS = {
+    "policy": "policy",
+    "rate_vph": "vph/lane",
+    "success_rate": "success %",
+    "collision_rate": "collisions %",
+    "near_miss_rate": "near-misses %",
+    "mean_delay_s": "delay s",
+    "throughput_vph": "through vph",
+    "running_at_end": "inside at end",
+    "waiting_at_end": "waiting at end",
+    "vehicles": "vehicles",
+}
+"""Of the table, in order: the field of an evaluation, and its heading."""
+
+_MODULE = "opencda_marl.evaluate"
+_PERCENT = ("success_rate", "collision_rate", "near_miss_rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The end of a run, as data."""
+
+    rows: list[dict[str, Any]]  # one a policy and rate, see `COLUMNS`; the policy's own come first
+    checkpoint: Path  # that was chosen
+    table: Path  # markdown
+    plots: list[Path]
+    next: str  # one line: where everything is, what to type next
+
+
+def final_report(
+    run: Path, *, progress: Callable[[str, float], None] | None = None, workers: int | None = None
+) -> Report:
+    """Choose a checkpoint on the selection seeds, measure it beside the controllers on the held-out ones, draw.
+
+    Args:
+        run: the run folder; its settings say which seeds, rates and controllers.
+        progress: hears what is being done and the share that is done.
+        workers: child processes at once; None: one a core.
+
+    Raises:
+        CheckpointError: the run has no checkpoint.
+        Interrupted: somebody asked to stop; the run itself is complete.
+        OpenCDAError: an evaluation failed.
+    """
+    settings = from_run_folder(run)
+    tell = progress or _deaf
+    at_once = max(1, workers or cores())
+    with StopRequest() as stop:
+
+        def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
+            def going_on(done: int) -> bool:
+                tell(what, done / len(requests))
+                return not stop.requested
+
+            found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
+            if stop.requested:
+                raise Interrupted(
+                    "the table was not finished; training was, and is saved",
+                    fix=f"for the table: opencda-marl run --resume {shlex.quote(str(run))}",
+                )
+            return found
+
+        checkpoint = _choose(run, settings, jobs)
+        rows = _measure(run, settings, checkpoint, jobs)
+    tell("plots", 0.0)
+    table = run / "plots" / "comparison.md"
+    with writing(table):
+        table.parent.mkdir(exist_ok=True)
+    write_whole(table, markdown(rows).encode())
+    write_whole(table.with_suffix(".json"), json.dumps(rows, indent=1).encode())
+    plots = [
+        learning_plot(read_episodes(run), read_metrics(run), run / "plots" / "learning.png"),
+        traffic_plot(settings, run / "evaluations" / "trajectory.safetensors", run / "plots" / "traffic.png"),
+    ]
+    tell("plots", 1.0)
+    return Report(rows, checkpoint, table, plots, next_line(run))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table as text; `-` where nothing was there to measure."""
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(cell(name, row.get(name)) for name in COLUMNS) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cell(name: str, value: Any) -> str:
+    """A value of the table as text.
+
+    Args:
+        name: its field, a key of `COLUMNS`.
+        value: None: absent.
+    """
+    if value is None:
+        return "-"
+    if name in _PERCENT:
+        return f"{100.0 * value:.1f}"
+    if name in ("rate_vph", "throughput_vph", "vehicles"):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def next_line(run: Path) -> str:
+    """Where everything is, and what to type next."""
+    where = shlex.quote(str(run))
+    return f"Everything is in {where}. Next: opencda-marl evaluate {where} --seeds 9000:9030 demand.rate_vph=300"
+
+
+def _choose(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:
+    """`best` or `latest`: the one with the higher success, then fewer collisions, on the selection seeds."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    found = {path for name in ("best", "latest") if (path := checkpoints.find(name)) is not None}
+    if not found:
+        raise CheckpointError(f"{run} has no checkpoint", fix="train longer")
+    if len(found) == 1:
+        return found.pop()
+    rates = settings.evaluation.rates_vph
+    requests = {
+        f"selection-{path.name}": _request(run, settings.evaluation.selection_seeds, str(path), rates)
+        for path in sorted(found)
+    }
+    answers = jobs(requests, "choosing a checkpoint")
+    scores = {path: _score(answers[f"selection-{path.name}"]) for path in sorted(found)}
+    return max(scores, key=lambda path: scores[path])
+
+
+def _score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Means over rates: success, then few collisions, then little delay."""
+
+    def mean(name: str) -> float:
+        return sum(row[name] or 0.0 for row in rows) / len(rows)
+
+    return mean("success_rate"), -mean("collision_rate"), -mean("mean_delay_s")
+
+
+def _measure(
+    run: Path, settings: RunSettings, checkpoint: Path, jobs: Callable[..., dict[str, Any]]
+) -> list[dict[str, Any]]:
+    chosen = settings.evaluation
+    rates = list(chosen.rates_vph)
+    shown = min(rates, key=lambda rate: abs(rate - 300.0))
+    requests = {"policy": _request(run, chosen.seeds, str(checkpoint), rates)}
+    requests["policy"]["jobs"][0] |= {
+        "trajectory": str(run / "evaluations" / "trajectory.safetensors"),
+        "trajectory_rate_vph": shown,
+    }
+    requests |= {name: _request(run, chosen.seeds, name, rates) for name in chosen.controllers}
+    answers = jobs(requests, "held-out traffic")
+    label = f"{settings.algorithm} ({checkpoint.name})"
+    return [{**row, "policy": label if name == "policy" else name} for name in requests for row in answers[name]]
+
+
+def _request(run: Path, seeds: Sequence[int], policy: str, rates: Sequence[float]) -> dict[str, Any]:
+    return {
+        "jobs": [{"policy": policy, "rates_vph": list(rates)}],
+        "config": str(run),
+        "profile": read_run(run)["profile"],
+        "seeds": list(seeds),
+    }
+
+
+def _deaf(_what: str, _share: float) -> None:
+    return None
