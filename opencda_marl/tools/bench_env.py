@@ -16,7 +16,7 @@ from opencda_marl.core.spec import Action, Step
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import PeakSettings
 from opencda_marl.tools.floor import BAND, Crossing, bare_loop
-from opencda_marl.tools.measure import Block, Load, Worker, interleave, median, paired_ratio, summarise
+from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave
 
 __all__ = ["bench_env", "crossing_of", "env_steps", "holding_rate", "with_rate"]
 
@@ -56,20 +56,10 @@ def bench_env(settings: RunSettings, *, vehicles: int) -> dict[str, Any]:
     finally:
         for worker in workers.values():
             worker.close()
-    floors = [block.ms for block in blocks["bare loop"]]
-    rows: list[dict[str, Any]] = [
-        {"name": name, **summarise(measured), "ratio": round(paired_ratio([b.ms for b in measured], floors), 3)}
-        for name, measured in blocks.items()
-    ]
-    first = rows[1]  # a decision at every step: everything is done every step
+    rows = [against_floor(name, blocks[name], blocks["bare loop"]) for name in names]
     return {
         "what": "env",
-        "ms_median": first["ms"],
-        "floor_ms_median": round(median(floors), 4),
-        "ratio": first["ratio"],
-        "speedup": round(1.0 / first["ratio"], 3),
-        "vehicles": first["vehicles"],
-        "mean_rows": first["mean_rows"],
+        **{key: rows[0][key] for key in HEADLINE},  # with a decision at every step everything is done every step
         "rate_vph": round(rate, 1),
         "rows": rows,
         **load.report(),

@@ -20,7 +20,10 @@ import psutil
 
 from opencda_marl.core.errors import DeadlineError, OpenCDAError
 
-__all__ = ["Block", "Load", "Worker", "interleave", "median", "paired_ratio", "summarise"]
+__all__ = ["HEADLINE", "Block", "Load", "Worker", "against_floor", "interleave", "median", "paired_ratio"]
+
+HEADLINE = ("ms_median", "floor_ms_median", "ratio", "speedup", "vehicles", "mean_rows")
+"""Fields that a bench repeats from its most important row."""
 
 _T = TypeVar("_T")
 
@@ -74,16 +77,23 @@ def interleave(sources: Mapping[str, Callable[[], _T]], repeats: int) -> dict[st
     return results
 
 
-def summarise(blocks: Sequence[Block]) -> dict[str, float]:
-    """Median and range of milliseconds per step, means of the rest."""
-    each = [block.ms for block in blocks]
+def against_floor(name: str, ours: Sequence[Block], floors: Sequence[Block]) -> dict[str, Any]:
+    """A row of a bench: medians, the range, the ratio of pairs and its inverse, means of vehicles and rows."""
+    each = [block.ms for block in ours]
+    below = [block.ms for block in floors]
+    ratio = paired_ratio(each, below)
     return {
-        "ms": round(median(each), 4),
+        "name": name,
+        "ms_median": round(median(each), 4),
+        "floor_ms_median": round(median(below), 4),
+        "ratio": round(ratio, 3),
+        "speedup": round(1.0 / ratio, 3),
         "ms_low": round(min(each), 4),
         "ms_high": round(max(each), 4),
-        "vehicles": round(statistics.fmean(block.vehicles for block in blocks), 2),
-        "mean_rows": round(statistics.fmean(block.rows for block in blocks), 2),
-        "steps": sum(block.steps for block in blocks),
+        "vehicles": round(statistics.fmean(block.vehicles for block in ours), 2),
+        "floor_vehicles": round(statistics.fmean(block.vehicles for block in floors), 2),
+        "mean_rows": round(statistics.fmean(block.rows for block in ours), 2),
+        "steps": sum(block.steps for block in ours),
     }
 
 

@@ -51,10 +51,10 @@ class Rows:
         return Rows(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
 
-def _mlp(sizes: Sequence[int], last: int | None = None) -> nn.Sequential:
+def _mlp(sizes: Sequence[int], last: int | None = None, bend: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width, following in pairwise(sizes):
-        layers += [nn.Linear(width, following), nn.Tanh()]
+        layers += [nn.Linear(width, following), bend()]
     if last is not None:
         layers.append(nn.Linear(sizes[-1], last))
     return nn.Sequential(*layers)
@@ -81,21 +81,21 @@ class PackedLstm(nn.Module):
 class _DeepSets(nn.Module):
     def __init__(self, features: int, context: ContextSettings) -> None:
         super().__init__()
-        self.row = _mlp([features, context.hidden, context.hidden])
+        self.row = _mlp([features, context.hidden, context.hidden], bend=nn.ReLU)
         self.out = nn.Linear(2 * context.hidden, context.size)
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         each = self.row(rows)  # [batch, neighbours, hidden]
         real = mask[..., None]
         mean = (each * real).sum(1) / real.sum(1).clamp(min=1)
-        most = each.masked_fill(~real, -1.0).max(1).values
+        most = each.masked_fill(~real, 0.0).max(1).values
         return self.out(torch.cat([mean, most], -1))  # type: ignore[no-any-return] # as above
 
 
 class _Attention(nn.Module):
     def __init__(self, features: int, context: ContextSettings) -> None:
         super().__init__()
-        self.row = _mlp([features, context.hidden])
+        self.row = _mlp([features, context.hidden], bend=nn.ReLU)
         self.query = nn.Parameter(torch.zeros(1, 1, context.hidden))
         self.attend = nn.MultiheadAttention(context.hidden, context.heads, batch_first=True)
         self.out = nn.Linear(context.hidden, context.size)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from opencda_marl.core.errors import DeadlineError, OpenCDAError, SimulatorError
-from opencda_marl.tools.measure import Block, Load, Worker, interleave, median, paired_ratio, summarise
+from opencda_marl.tools.measure import Block, Load, Worker, against_floor, interleave, median, paired_ratio
 
 
 def test_a_block_is_milliseconds_per_step() -> None:
@@ -46,13 +46,19 @@ def test_sources_are_measured_forwards_and_backwards_in_turn() -> None:
     assert results == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
 
-def test_a_summary_by_hand() -> None:
-    blocks = [Block(0.1, 100, 20.0, 10.0), Block(0.3, 100, 30.0, 12.0), Block(0.2, 100, 25.0, 11.0)]
-    assert summarise(blocks) == {
-        "ms": 2.0,
+def test_a_row_by_hand() -> None:
+    ours = [Block(0.1, 100, 20.0, 10.0), Block(0.3, 100, 30.0, 12.0), Block(0.2, 100, 25.0, 11.0)]
+    floors = [Block(0.05, 100, 24.0), Block(0.1, 100, 25.0), Block(0.05, 100, 26.0)]
+    assert against_floor("it", ours, floors) == {
+        "name": "it",
+        "ms_median": 2.0,
+        "floor_ms_median": 0.5,
+        "ratio": 3.0,  # the pairs: 2, 3, 4
+        "speedup": 0.333,
         "ms_low": 1.0,
         "ms_high": 3.0,
         "vehicles": 25.0,
+        "floor_vehicles": 25.0,
         "mean_rows": 11.0,
         "steps": 300,
     }

@@ -1,0 +1,76 @@
+"""The plain networks and update are what they say: the floor must be a real PPO, or ratios mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opencda_marl.settings.learning import ContextSettings, MappoSettings
+from opencda_marl.tools.plain import PackedLstm, PlainNets, Rows, Sizes, plain_act, plain_update
+
+_SIZES = Sizes(ego=5, scene=10, neighbour=4, preference=3, heads=2)
+_LEARNER = MappoSettings(hidden=[16], ego_hidden=[], epochs=2, minibatch_size=32, learning_rate=1e-2, entropy=0.0)
+
+
+def _rows(count: int, context: int = 8) -> Rows:
+    torch.manual_seed(0)
+    counts = torch.randint(0, 7, (count,))
+    return Rows(
+        ego=torch.randn(count, 5),
+        neighbours=torch.randn(count, 6, 4),
+        mask=torch.arange(6)[None, :] < counts[:, None],
+        context=torch.randn(count, context),
+        scene=torch.randn(count, 10),
+        preference=torch.full((count, 3), 1.0 / 3.0),
+        action=torch.randn(count, 1) * 0.5,
+        log_prob=torch.zeros(count),
+        advantage=torch.randn(count),
+        target=torch.randn(count, 2),
+    )
+
+
+@pytest.mark.parametrize("encoder", ["deepsets", "attention", "lstm"])
+def test_rows_that_are_masked_change_nothing(encoder: str) -> None:
+    nets = PlainNets(_SIZES, ContextSettings(encoder=encoder, size=8, hidden=16), _LEARNER, frozen=False)
+    rows = _rows(20)
+    rows.mask[0] = False  # nobody is there at all
+    before = nets.mean(rows), nets.values(rows)
+    rows.neighbours[~rows.mask & rows.mask.any(1, keepdim=True)] = 99.0
+    after = nets.mean(rows), nets.values(rows)
+    assert torch.isfinite(before[0]).all()
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+
+
+def test_the_packed_lstm_is_the_lstm_run_row_by_row() -> None:
+    torch.manual_seed(1)
+    encoder = PackedLstm(4, ContextSettings(encoder="lstm", size=8, hidden=16))
+    rows = _rows(10)
+    found = encoder(rows.neighbours, rows.mask)
+    for index in range(10):
+        length = max(1, int(rows.mask[index].sum()))
+        output, _ = encoder.lstm(rows.neighbours[index : index + 1, :length])
+        torch.testing.assert_close(found[index], encoder.out(output[0, -1]), rtol=0, atol=1e-6)
+
+
+def test_actions_lie_within_their_bounds() -> None:
+    nets = PlainNets(_SIZES, ContextSettings(size=8, hidden=16), _LEARNER, frozen=False)
+    actions = plain_act(nets, _rows(50))
+    assert actions.shape == (50,)
+    assert actions.abs().max() <= 1.0
+    assert not actions.requires_grad
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_update_learns_and_leaves_a_frozen_encoder_alone(frozen: bool) -> None:
+    torch.manual_seed(2)
+    nets = PlainNets(_SIZES, ContextSettings(size=8, hidden=16), _LEARNER, frozen=frozen)
+    optimiser = torch.optim.Adam(nets.trained(), lr=_LEARNER.learning_rate)
+    rows = _rows(100)
+    encoder = [parameter.clone() for parameter in nets.actor_encoder.parameters()]
+    loss = ((nets.values(rows) - rows.target) ** 2).mean()
+    for _ in range(10):
+        assert plain_update(nets, optimiser, rows, _LEARNER) == 2 * 4  # 100 rows: three of 32 and one of 4
+    assert ((nets.values(rows) - rows.target) ** 2).mean() < 0.9 * loss
+    unchanged = all(torch.equal(old, new) for old, new in zip(encoder, nets.actor_encoder.parameters(), strict=True))
+    assert unchanged is frozen
