@@ -1,0 +1,86 @@
+"""Layers as functions of named parameters: `block(parameters, prefix, x)`. First values come from NumPy generators."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from opencda_marl.nn.flat import Parameters
+
+__all__ = ["Mlp", "linear", "orthogonal"]
+
+Arrays = dict[str, np.ndarray]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def orthogonal(
+    rng: np.random.Generator, inputs: int, outputs: int, gain: float = 1.0
+) -> Float64[np.ndarray, "inputs outputs"]:
+    """A random matrix whose shorter side is orthonormal, times `gain` (Saxe et al. 2014)."""
+    normal = rng.standard_normal((max(inputs, outputs), min(inputs, outputs)))
+    basis, upper = np.linalg.qr(normal)
+    basis = basis * np.sign(np.diag(upper))  # without it the distribution would not be uniform
+    return gain * (basis if inputs >= outputs else basis.T)
+
+
+def linear(parameters: Parameters, prefix: str, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+    """x W + b, with W [inputs, outputs] in `<prefix>weight` and b in `<prefix>bias`."""
+    weight, bias = parameters[prefix + "weight"], parameters[prefix + "bias"]
+    return torch.addmm(bias, x, weight) if x.ndim == 2 else x @ weight + bias
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Linear layers with tanh after each but the last one.
+
+    Args:
+        inputs: width of what goes in.
+        hidden: widths of the layers that end in tanh.
+        outputs: width of the last, linear layer; None: the network ends with the last tanh.
+    """
+
+    inputs: int
+    hidden: tuple[int, ...]
+    outputs: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of what comes out."""
+        if self.outputs is not None:
+            return self.outputs
+        return self.hidden[-1] if self.hidden else self.inputs
+
+    def _layers(self) -> list[tuple[str, int, int]]:
+        widths = [self.inputs, *self.hidden] + ([] if self.outputs is None else [self.outputs])
+        return [(f"{i}.", a, b) for i, (a, b) in enumerate(pairwise(widths))]
+
+    def shapes(self, prefix: str) -> Shapes:
+        """Name -> shape of each parameter."""
+        found: Shapes = {}
+        for name, a, b in self._layers():
+            found |= {f"{prefix}{name}weight": (a, b), f"{prefix}{name}bias": (b,)}
+        return found
+
+    def initialise(self, rng: np.random.Generator, prefix: str, *, gain: float = 1.0) -> Arrays:
+        """Orthogonal weights (gain sqrt(2) inside, `gain` for a linear last layer), zero biases."""
+        made: Arrays = {}
+        layers = self._layers()
+        for i, (name, a, b) in enumerate(layers):
+            last = self.outputs is not None and i == len(layers) - 1
+            made[f"{prefix}{name}weight"] = orthogonal(rng, a, b, gain if last else math.sqrt(2.0))
+            made[f"{prefix}{name}bias"] = np.zeros(b)
+        return made
+
+    def __call__(
+        self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "rows width"]:
+        """Apply it."""
+        for i in range(len(self.hidden)):
+            x = torch.tanh(linear(parameters, f"{prefix}{i}.", x))
+        return x if self.outputs is None else linear(parameters, f"{prefix}{len(self.hidden)}.", x)

@@ -1,0 +1,58 @@
+"""Adam, gradient clipping and schedules over flat vectors: pure functions, every number a tensor."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["adam", "clip_by_norm", "linear_schedule"]
+
+_Vector = Float[Tensor, " size"]
+_Number = Float[Tensor, ""]
+
+
+def adam(
+    theta: _Vector,
+    gradient: _Vector,
+    m: _Vector,
+    v: _Vector,
+    step: _Number,
+    learning_rate: _Number,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[_Vector, _Vector, _Vector]:
+    """One step of Adam (Kingma and Ba 2015, algorithm 1, with the form of torch.optim.Adam).
+
+    Args:
+        theta: what is optimised.
+        gradient: of the loss by `theta`.
+        m: first moment so far.
+        v: second moment so far.
+        step: number of this step, 1 for the first.
+        learning_rate: a tensor, so that a captured form sees it change.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the root.
+
+    Returns:
+        theta, m and v after the step; nothing is changed in place.
+    """
+    m = torch.lerp(m, gradient, 1.0 - beta1)
+    v = torch.lerp(v, gradient * gradient, 1.0 - beta2)
+    size = learning_rate / (1.0 - beta1**step)
+    root = (v / (1.0 - beta2**step)).sqrt() + epsilon
+    return theta - size * (m / root), m, v
+
+
+def clip_by_norm(gradient: _Vector, largest: float) -> tuple[_Vector, _Number]:
+    """The gradient scaled down to a norm of at most `largest`, and the norm that it had."""
+    norm = torch.linalg.vector_norm(gradient)
+    return gradient * (largest / (norm + 1e-6)).clamp(max=1.0), norm
+
+
+def linear_schedule(first: float, last: float, done: float) -> float:
+    """Between `first` and `last` where `done` of the budget is used (0 to 1, clamped)."""
+    return first + (last - first) * min(max(done, 0.0), 1.0)
