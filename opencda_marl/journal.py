@@ -72,7 +72,9 @@ class Journal:
         self._weights = objective_weights(settings)
         self._texts = {"config.yaml": read_config(folder.path)}
         self._scalars = (
-            ScalarWriter(folder.path / "tb", start=done.env_steps) if settings.recording.tensorboard else None
+            ScalarWriter(folder.path / "tb", start=done.env_steps + 1 if done.env_steps else 0)
+            if settings.recording.tensorboard
+            else None
         )
         self._metrics: list[dict[str, Any]] = []  # of the episode under way
         self._acted = learner.counters.acting_steps

@@ -1,0 +1,136 @@
+"""Child processes answer, fail loudly, and never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from opencda_marl.core.children import Child, OneAtATime, run_all
+from opencda_marl.core.errors import OpenCDAError
+
+_MODULE = """
+import os, sys, time
+from opencda_marl.core.children import answer, end_with_parent, read_request
+request = read_request(sys.argv[1])
+end_with_parent()
+if "say" in request:
+    print(request["say"], flush=True)
+if "fail" in request:
+    raise ValueError("nothing works")
+time.sleep(request.get("sleep", 0.0))
+answer(request, {"twice": 2 * request["value"], "pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]})
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "child_for_test.py").write_text(_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    return "child_for_test"
+
+
+def test_a_job_is_answered_with_one_thread(tmp_path: Path, module: str) -> None:
+    child = Child(module, {"value": 21, "say": "noise on stdout"}, folder=tmp_path / "jobs", name="a b'c")
+    assert child.wait(30)
+    found = child.result()
+    assert (found["twice"], found["threads"]) == (42, "1")
+    assert found["pid"] != os.getpid()
+
+
+def test_a_failure_says_what_the_child_said(tmp_path: Path, module: str) -> None:
+    child = Child(module, {"value": 1, "fail": True}, folder=tmp_path, name="job")
+    child.wait(30)
+    with pytest.raises(OpenCDAError, match="nothing works") as caught:
+        child.result()
+    assert "job.log" in str(caught.value.fix)
+
+
+def test_an_old_answer_is_not_taken_for_a_new_one(tmp_path: Path, module: str) -> None:
+    first = Child(module, {"value": 1}, folder=tmp_path, name="job")
+    first.wait(30)
+    first.result()
+    second = Child(module, {"value": 1, "fail": True}, folder=tmp_path, name="job")
+    second.wait(30)
+    with pytest.raises(OpenCDAError):
+        second.result()
+
+
+def test_some_at_once_in_order_of_asking(tmp_path: Path, module: str) -> None:
+    seen = []
+    requests = {f"job{value}": {"value": value} for value in range(4)}
+    found = run_all(module, requests, folder=tmp_path, workers=2, going_on=lambda done: not seen.append(done))
+    assert {name: answer["twice"] for name, answer in found.items()} == {f"job{value}": 2 * value for value in range(4)}
+    assert seen[0] == 0
+    assert seen == sorted(seen)
+
+
+def test_going_on_can_end_it(tmp_path: Path, module: str) -> None:
+    began = time.monotonic()
+    long = {"job": {"value": 1, "sleep": 60}}
+    assert run_all(module, long, folder=tmp_path, workers=2, going_on=lambda _: False) == {}
+    found = run_all(module, long, folder=tmp_path, workers=1, going_on=lambda _: time.monotonic() - began < 1.0)
+    assert found == {}
+    assert time.monotonic() - began < 20
+    assert not psutil.Process().children()
+
+
+def test_one_at_a_time_keeps_the_newest(tmp_path: Path, module: str) -> None:
+    jobs = OneAtATime(module, folder=tmp_path)
+    assert jobs.poll() is None
+    assert jobs.ask("one", {"value": 1, "sleep": 0.3}) is None
+    assert jobs.ask("two", {"value": 2}) is None
+    assert jobs.ask("three", {"value": 3}) == "two"
+    assert jobs.names == ("one", "three")
+    found = []
+    while jobs.names:
+        ended = jobs.poll(wait=True)
+        if ended is not None:
+            found.append((ended[0], ended[1]["twice"]))
+    assert found == [("one", 2), ("three", 6)]
+    jobs.ask("four", {"value": 4, "sleep": 60})
+    jobs.close()
+    jobs.close()
+    assert not psutil.Process().children()
+
+
+def test_a_failed_job_does_not_stop_the_next(tmp_path: Path, module: str) -> None:
+    jobs = OneAtATime(module, folder=tmp_path)
+    jobs.ask("one", {"value": 1, "fail": True})
+    jobs.ask("two", {"value": 2})
+    found = None
+    with pytest.raises(OpenCDAError, match="one"):
+        while jobs.names:
+            jobs.poll(wait=True)
+    while found is None:
+        found = jobs.poll(wait=True)
+    assert found[0] == "two"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_ends_with_its_parent(tmp_path: Path, module: str, number: int) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from opencda_marl.core.children import Child\n"
+        f"child = Child({module!r}, {{'value': 1, 'sleep': 60}}, folder=Path(sys.argv[1]), name='job')\n"
+        "print(child._process.pid, flush=True); time.sleep(60)"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(number)
+    parent.wait()
+    parent.stdout.close()
+    child.wait(10)
