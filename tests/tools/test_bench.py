@@ -1,0 +1,95 @@
+"""What the benches are made of: populations, synthetic rows, tables; one short real measurement of each kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opencda_marl.core.errors import ConfigError, OpenCDAError
+from opencda_marl.settings.run import RunSettings
+from opencda_marl.tools.bench import bench
+from opencda_marl.tools.bench_run import present
+from opencda_marl.tools.child_runs import ChildRun
+from opencda_marl.tools.synthetic import Scene, specs
+
+
+def test_vehicles_present_by_hand() -> None:
+    # two vehicles for 100 steps, a decision at every step
+    assert present([{"steps": 100, "decisions": 200, "departed": 2}], 1) == 2.0
+    # every 10 steps: a vehicle from step 5 to 95 decides at 5, 10, …, 90: 10 times, 90 steps
+    assert present([{"steps": 100, "decisions": 10, "departed": 1}], 10) == pytest.approx(0.91)
+    assert present([{"steps": 100, "decisions": 0, "departed": 0}], 10) == 0.0
+
+
+def test_synthetic_rows_keep_the_rules_of_an_observation() -> None:
+    spec, action = specs(RunSettings())
+    scene = Scene(spec, 25)
+    observation = scene.observation()
+    assert action.size == 1
+    assert observation.ego.shape == (25, len(spec.ego))
+    assert observation.neighbours.shape == (25, spec.max_neighbours, len(spec.neighbour))
+    assert observation.scene.shape == (spec.scene_size,)
+    assert observation.counts.min() >= 10 and observation.counts.max() <= 13
+    assert not observation.neighbours[~observation.mask].any()
+    assert all(a.dtype == np.float32 for a in (observation.ego, observation.neighbours, observation.scene))
+    step = scene.step(10, 0.05)
+    assert step.everyone
+    assert not step.done
+    assert np.array_equal(step.closed.ids, observation.ids)
+    assert step.closed.elapsed == pytest.approx(0.5)
+    assert len(step.final) == 0
+
+
+def test_an_unknown_bench_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="no bench 'speed'"):
+        bench("speed")
+
+
+def test_a_child_run_that_fails_says_why(tmp_path: Path) -> None:
+    run = ChildRun("sumo-marl/intersection/quickstrat", tmp_path, "a")
+    with pytest.raises(OpenCDAError, match="ended with code 2") as caught:
+        run.finish(run.start(), deadline=60.0)
+    assert "quickstart" in str(caught.value)
+
+
+@pytest.fixture
+def run_all(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    sys.modules.pop("run_all", None)
+    import run_all
+
+    return run_all
+
+
+def test_a_table_of_the_page_by_hand(run_all: Any) -> None:
+    row = {"name": "it", "ms_median": 0.2, "floor_ms_median": 0.1, "ratio": 2.0, "speedup": 0.5}
+    results = [{"command": "opencda-marl bench env", "rows": [{**row, "vehicles": 25.1, "mean_rows": 9.96}]}]
+    assert run_all.markdown("env", results).splitlines() == [
+        "| command | what | ms | floor ms | ratio | speed-up | vehicles | mean rows |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `opencda-marl bench env` | it | 0.200 | 0.100 | 2.00 | 0.50 | 25.1 | 10.0 |",
+    ]
+
+
+def test_the_command_that_stands_beside_a_figure(run_all: Any) -> None:
+    command = run_all._command("run", "sumo-marl/intersection/page_layout_pcmappo", 2, 25, ["context.encoder=deepsets"])
+    assert command == (
+        "opencda-marl bench run -t page_layout_pcmappo --threads 2 --vehicles 25 context.encoder=deepsets"
+    )
+
+
+def test_what_is_measured_is_chosen(run_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def table(name: str) -> Callable[[], list[dict[str, Any]]]:
+        return lambda: [{"command": name, "name": name, "s": 0.5}]
+
+    monkeypatch.setattr(run_all, "TABLES", {"start": table("start"), "env": table("env")})
+    said: list[str] = []
+    monkeypatch.setattr(run_all.sys, "stdout", type("Out", (), {"write": said.append, "flush": lambda _: None})())
+    run_all.main(["--only", "start", "--json", str(tmp_path / "a.json")])
+    assert "| start | 0.50 |" in "".join(said)
+    assert '"env"' not in (tmp_path / "a.json").read_text()
