@@ -174,9 +174,10 @@ def _torch() -> list[Check]:
         return [Check("torch", False, "not installed", "pip install 'torch==2.13.*'", blocks=True)]
     import torch
 
-    build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+    from opencda_marl.nn.device import torch_build
+
     return [
-        Check("torch", True, f"{torch.__version__} ({build})"),
+        Check("torch", True, torch_build()),
         _device(
             built=torch.version.cuda is not None,
             usable=torch.cuda.is_available(),
@@ -234,17 +235,27 @@ def _cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 
 def _compiler() -> list[Check]:
-    """g++ with Python's headers: the fast LSTM and compiled updates need it; without it both stay eager."""
-    name = os.environ.get("CXX", "g++")
-    path = shutil.which(name)
+    """A C++ compiler with Python's headers: compiled updates and the fast LSTM need it; else both do without."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    path = next((found for found in map(shutil.which, names) if found), None)
     if path is None:
         fix = "apt install g++ (or conda install gxx); training works without it, only slower"
-        return [Check("compiler", False, f"{name} is not on PATH", fix)]
-    checks = [_compiles(path, Path(sysconfig.get_paths()["include"]))]
+        return [Check("compiler", False, f"{', '.join(names)}: not on PATH", fix)]
+    checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_lstm()]
     if any(" " in part for part in (sys.prefix, tempfile.gettempdir())):
         told = "the path of Python or of temporary files has a space: torch.compile fails there, updates stay eager"
         checks.append(Check("paths", False, told, "install into a path without spaces for update_mode compiled"))
     return checks
+
+
+def _fast_lstm() -> Check:
+    """The kernel for acting; built here if it is not yet in its cache."""
+    from opencda_marl.nn.lstm import cache_root, find_kernel
+
+    kernel, why = find_kernel()
+    if kernel is not None:
+        return Check("fast lstm", True, f"in {cache_root()}")
+    return Check("fast lstm", False, f"{why}; acting uses torch's", "make the compiler work, or OPENCDA_MARL_CACHE=DIR")
 
 
 def _compiles(path: str, include: Path) -> Check:
@@ -256,7 +267,9 @@ def _compiles(path: str, include: Path) -> Check:
     if answer.returncode == 0:
         return Check("compiler", True, f"{path} builds an extension")
     lines = [line for line in answer.stderr.splitlines() if "error" in line] or [f"exit code {answer.returncode}"]
-    fix = "apt install python3-dev" if "Python.h" in lines[0] else f"make {path} work; training works without it"
+    fix = f"make {path} work; training works without it"
+    if "Python.h" in lines[0]:
+        fix = "apt install python3-dev (compiled updates need it; training works without it)"
     return Check("compiler", False, lines[0].strip(), fix)
 
 
