@@ -88,7 +88,8 @@ def load_profile(
     document = combined.document
     learner = settings_class(combined.algorithm)
     settings = build(document.values, document.sources, learner=learner, where=f"profile {name}")
-    profile = Profile(settings, name.removesuffix(".yaml"), root, document.sources, tuple(ignored))
+    plain = (root / name).relative_to(root).as_posix().removesuffix(".yaml")
+    profile = Profile(settings, plain, root, document.sources, tuple(ignored))
     _check_names(profile, tables or {})
     return profile
 

@@ -1,0 +1,196 @@
+"""Answers of the commands, for people: one function each, from the plain values that `--json` prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from opencda_marl.display import number, percent, seconds, show_facts, show_table
+
+if TYPE_CHECKING:
+    from opencda_marl.report import Report
+
+__all__ = [
+    "following",
+    "show_bench",
+    "show_checks",
+    "show_description",
+    "show_evaluation",
+    "show_profile",
+    "show_report",
+    "show_runs",
+    "show_verification",
+]
+
+_LISTED = 12  # lines of a long list
+
+
+@contextmanager
+def following(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """A function that hears what is done and the share of it; shown in place in a terminal, once each in a pipe."""
+    said: set[str] = set()
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda what, share: status.update(f"{what}: {100 * share:.0f} %")
+        return
+
+    def tell(what: str, _share: float) -> None:
+        if what not in said:
+            said.add(what)
+            console.print(f"{what} …", markup=False)
+
+    yield tell
+
+
+def show_report(console: Console, report: Report) -> None:
+    """The table at the end of a run, the plots, and what to type next."""
+    from opencda_marl.report import COLUMNS, cell
+
+    rows = [[cell(name, row.get(name)) for name in COLUMNS] for row in report.rows]
+    console.print()
+    show_table(console, list(COLUMNS.values()), rows, title="Held-out traffic, the same for everybody")
+    console.print()
+    for path in (report.table, *report.plots):
+        console.print(str(path), markup=False, soft_wrap=True)
+    console.print(report.next, markup=False, soft_wrap=True)
+
+
+def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
+    """The figures of one policy."""
+    figures = {
+        "policy": answer["checkpoint"] or answer["policy"],
+        "profile": answer["profile"] or "-",
+        "episodes": f"{answer['episodes']} (seeds {answer['seeds'][0]}:{answer['seeds'][1]})",
+        "vehicles": str(answer["vehicles"]),
+        "success": f"{percent(answer['success_rate'])} % (of those that departed: "
+        f"{percent(answer['success_rate_departed'])} %)",
+        "collisions": f"{percent(answer['collision_rate'])} %",
+        "near-misses": f"{percent(answer['near_miss_rate'])} %",
+        "delay": f"{number(answer['mean_delay_s'])} s (inside {number(answer['mean_delay_inside_s'])} s)",
+        "travel time": f"{number(answer['mean_travel_time_s'])} s",
+        "throughput": f"{number(answer['throughput_vph'], 0)} vehicles/h",
+        "at the end": f"{number(answer['running_at_end'])} inside, {number(answer['waiting_at_end'])} waiting",
+        "overridden": f"{percent(answer['overridden_share'])} % of commands",
+        "return": number(answer["return"], 3),
+    }
+    show_facts(console, figures)
+
+
+def show_description(console: Console, answer: Mapping[str, Any]) -> None:
+    """Observation, action and reward."""
+    seen = answer["observation"]
+    console.print(f"observation {seen['name']}, version {seen['version']}", style="bold")
+    for part in ("ego", "neighbour"):
+        features = seen[part]
+        if features:
+            title = part if part == "ego" else f"each of at most {seen['max_neighbours']} neighbours"
+            cells = [[f["name"], f["unit"], f"{f['scale']:g}", f["about"]] for f in features]
+            console.print()
+            show_table(console, ("feature", "unit", "divided by", "meaning"), cells, title=title, text=4)
+    console.print("\naction", style="bold")
+    show_facts(console, {name: str(value) for name, value in answer["action"].items()})
+    console.print("\nreward", style="bold")
+    cells = [[r["name"], r["objective"], f"{r['weight']:g}", r["about"]] for r in answer["rewards"]]
+    show_table(console, ("part", "objective", "weight", "meaning"), cells, text=4)
+
+
+def show_runs(console: Console, rows: Sequence[Mapping[str, Any]], root: Path) -> None:
+    """Run folders."""
+    if not rows:
+        console.print(f"no runs in {root}" if not root.is_dir() else f"none in {root}", markup=False, soft_wrap=True)
+        return
+    cells = [
+        [
+            row["run"],
+            row["profile"] or "-",
+            row["phase"] or "-",
+            row["checkpoint"] or "none",
+            str(row["episodes"]),
+            percent(row["success_rate"]),
+            f"{row['bytes'] / 2**20:.1f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated"])),
+        ]
+        for row in rows
+    ]
+    headings = ("run", "profile", "phase", "checkpoint", "episodes", "success %", "MiB", "written")
+    show_table(console, headings, cells, text=4)
+    for row in rows:
+        if row["error"]:
+            console.print(f"{row['run']}: {row['error']}", markup=False, soft_wrap=True)
+
+
+def show_profile(console: Console, answer: Mapping[str, Any]) -> None:
+    """Proportions of an episode, the dearest functions, and the two checks."""
+    plain = answer["unprofiled"]
+    cells = [
+        [span, f"{answer['span_ms'][span]:.3f}", percent(share), f"{plain['span_ms'].get(span, 0.0):.3f}"]
+        for span, share in answer["spans"].items()
+    ]
+    cells.append(["(no span)", "", percent(answer["unaccounted_share"]), ""])
+    cells.append(["all", f"{answer['ms_per_step']:.3f}", "100.0", f"{plain['ms_per_step']:.3f}"])
+    show_table(console, ("span", "ms/step", "%", "ms/step unprofiled"), cells, title="Where an episode's time goes")
+    console.print()
+    listed = [
+        [f["function"], str(f["calls"]), f"{f['own_s']:.3f}", f"{f['cumulative_s']:.3f}"]
+        for f in answer["functions"][:_LISTED]
+    ]
+    show_table(console, ("function", "calls", "own s", "with callees s"), listed)
+    same = "yes" if answer["identical_summary"] else "NO: " + ", ".join(map(str, answer["differences"][:_LISTED]))
+    facts = {"summary equals the unprofiled run's": same, "other processes kept busy": f"{answer['others']:.2f} CPUs"}
+    moved = answer["against"]
+    if moved is not None:
+        facts["moved together"] = (
+            f"yes, by a factor of {moved['factor']:g}: another process's doing, not the change under test"
+            if moved["moved_together"]
+            else "no"
+        )
+        facts["changed beyond that"] = (
+            ", ".join(f"{c['function']} x{c['factor']:g}" for c in moved["changed"][:_LISTED]) or "nothing"
+        )
+    facts["pstats"] = answer["pstats"]
+    console.print()
+    show_facts(console, facts)
+
+
+def show_bench(console: Console, answer: Mapping[str, Any]) -> None:
+    """What was measured, beside its floor; all columns that the rows have."""
+    rows = answer["rows"]
+    names = list(dict.fromkeys(name for row in rows for name in row if not isinstance(row[name], dict | list)))
+    cells = [["-" if row.get(name) is None else str(row[name]) for name in names] for row in rows]
+    show_table(console, names, cells, title=f"bench {answer['what']}")
+    console.print()
+    facts = {k: str(v) for k, v in answer.items() if k not in ("rows", "what") and not isinstance(v, dict) and v != []}
+    if answer.get("span_ms"):
+        facts["ms by span"] = "  ".join(f"{span} {value:.3f}" for span, value in answer["span_ms"].items())
+    show_facts(console, facts)
+
+
+def show_verification(console: Console, answer: Mapping[str, Any]) -> None:
+    """Was the resumed run the uninterrupted one?"""
+    exact = "yes: everything compared is equal bit for bit" if answer["exact"] else "NO"
+    facts = {
+        "exact": exact,
+        "compared": ", ".join(f"{count} {what}" for what, count in answer["compared"].items()),
+        "killed": f"in episode {answer['killed_in_episode']}, {seconds(answer['killed_after_s'])} into it",
+        "runs": ", ".join(answer["runs"]),
+    }
+    show_facts(console, facts)
+    for difference in answer["differences"]:
+        console.print(f"  {difference}", markup=False, soft_wrap=True)
+
+
+def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Findings; what is not well comes with its fix."""
+    marks = {True: ("ok", "green"), False: ("FAIL", "bold red"), None: ("-", "dim")}
+    width = max((len(check["name"]) for check in checks), default=0)
+    for check in checks:
+        mark, style = marks[check["ok"]]
+        console.print(f"{mark:<5}", style=style, end="")
+        console.print(f"{check['name']:<{width}}  {check['found']}", markup=False, soft_wrap=True)
+        if check["ok"] is not True and check["fix"]:
+            console.print(f"     {'':<{width}}  fix: {check['fix']}", markup=False, soft_wrap=True)
