@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spec import Observation
 from opencda_marl.settings.learning import ContextSettings
 from opencda_marl.settings.run import RunSettings
@@ -129,8 +130,8 @@ def _timed(act: Callable[[Observation], None], observations: list[Observation]) 
 def sizes_of(settings: RunSettings) -> Sizes:
     """What the plain networks need to know of a profile."""
     spec, _ = specs(settings)
-    conditioned = settings.algorithm.startswith("pc")
-    return Sizes(len(spec.ego), spec.scene_size, len(spec.neighbour), 3 if conditioned else 0, 4 if conditioned else 1)
+    preference = len(OBJECTIVES) if settings.algorithm.startswith("pc") else 0
+    return Sizes(len(spec.ego), spec.scene_size, len(spec.neighbour), preference)
 
 
 def plain_rows(observation: Observation, preference: torch.Tensor) -> Rows:

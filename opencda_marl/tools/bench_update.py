@@ -131,7 +131,7 @@ def _plain(settings: RunSettings, vehicles: int, decisions: int) -> Callable[[],
         action=torch.randn(total, 1) * 0.5,
         log_prob=torch.randn(total) * 0.1 - 1.0,
         advantage=torch.randn(total),
-        target=torch.randn(total, sizes.heads),
+        target=torch.randn(total, sizes.values),
     )
     seen = float(rows.mask.sum(1).float().mean())
 

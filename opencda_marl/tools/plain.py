@@ -27,8 +27,12 @@ class Sizes:
     ego: int
     scene: int
     neighbour: int  # features of a neighbour row
-    preference: int  # 0: none
-    heads: int  # values per vehicle
+    preference: int  # 0: none; else there is one value per objective too, from a network of its own
+
+    @property
+    def values(self) -> int:
+        """Values per vehicle: the team's, and one per objective."""
+        return 1 + self.preference
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class Rows:
     action: Float[Tensor, "rows one"]  # before squashing
     log_prob: Float[Tensor, " rows"]
     advantage: Float[Tensor, " rows"]
-    target: Float[Tensor, "rows heads"]
+    target: Float[Tensor, "rows values"]
 
     def at(self, index: Int64[Tensor, " chosen"]) -> Rows:
         """Some of the rows."""
@@ -127,9 +131,11 @@ class PlainNets(nn.Module):
         self.critic_encoder = self.actor_encoder if frozen else make(sizes.neighbour, context)
         self.actor_ego = _mlp([sizes.ego, *learner.ego_hidden])
         self.critic_ego = _mlp([sizes.ego, *learner.ego_hidden])
-        seen = (learner.ego_hidden or [sizes.ego])[-1] + context.size + sizes.preference
-        self.actor = _mlp([seen, *learner.hidden], 1)
-        self.critic = _mlp([seen + sizes.scene, *learner.hidden], sizes.heads)
+        seen = (learner.ego_hidden or [sizes.ego])[-1] + context.size
+        self.actor = _mlp([seen + sizes.preference, *learner.hidden], 1)
+        self.team = _mlp([seen + sizes.scene, *learner.hidden], 1)
+        each = [seen + sizes.preference + sizes.scene, *learner.hidden]
+        self.individual = _mlp(each, sizes.preference) if sizes.preference else None
         self.log_std = nn.Parameter(torch.full((1,), learner.initial_log_std))
 
     def trained(self) -> list[nn.Parameter]:
@@ -142,10 +148,14 @@ class PlainNets(nn.Module):
         context = rows.context if self.frozen else self.actor_encoder(rows.neighbours, rows.mask)
         return self.actor(torch.cat([self.actor_ego(rows.ego), context, rows.preference], -1))[:, 0]  # type: ignore[no-any-return] # as above
 
-    def values(self, rows: Rows) -> Float[Tensor, "rows heads"]:
-        """Of the state."""
+    def values(self, rows: Rows) -> Float[Tensor, "rows values"]:
+        """Of the state: the team's, then one per objective."""
         context = rows.context if self.frozen else self.critic_encoder(rows.neighbours, rows.mask)
-        return self.critic(torch.cat([self.critic_ego(rows.ego), context, rows.preference, rows.scene], -1))  # type: ignore[no-any-return] # as above
+        seen = torch.cat([self.critic_ego(rows.ego), context, rows.scene], -1)
+        team: Tensor = self.team(seen)
+        if self.individual is None:
+            return team
+        return torch.cat([team, self.individual(torch.cat([seen, rows.preference], -1))], -1)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from opencda_marl.settings.learning import ContextSettings, MappoSettings
 from opencda_marl.tools.plain import PackedLstm, PlainNets, Rows, Sizes, plain_act, plain_update
 
-_SIZES = Sizes(ego=5, scene=10, neighbour=4, preference=3, heads=2)
+_SIZES = Sizes(ego=5, scene=10, neighbour=4, preference=3)
 _LEARNER = MappoSettings(hidden=[16], ego_hidden=[], epochs=2, minibatch_size=32, learning_rate=1e-2, entropy=0.0)
 
 
@@ -25,7 +25,7 @@ def _rows(count: int, context: int = 8) -> Rows:
         action=torch.randn(count, 1) * 0.5,
         log_prob=torch.zeros(count),
         advantage=torch.randn(count),
-        target=torch.randn(count, 2),
+        target=torch.randn(count, 4),
     )
 
 
