@@ -5,17 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from opencda_marl.config_check import Setting, describe_type, leaves, settings_of, to_tree
 from opencda_marl.config_yaml import Keys, dump_scalar
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Row", "markdown", "rows"]
+__all__ = ["Row", "markdown", "rows", "updated"]
+
+_BEGIN, _END = "<!-- settings: begin -->", "<!-- settings: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,19 @@ def markdown() -> str:
         lines += [f"| `{row.key}` | {row.kind} | `{row.default}` | {_cell(row.about)} |" for row in members]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def updated(page: str) -> str:
+    """A page whose part between the two marks is the table as it should be.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    before, _, rest = page.partition(_BEGIN)
+    _, mark, after = rest.partition(_END)
+    if not mark:
+        raise ValueError(f"the page has no {_BEGIN} … {_END}")
+    return f"{before}{_BEGIN}\n\n{markdown()}\n{_END}{after}"
 
 
 def _cell(text: str) -> str:
@@ -99,3 +116,8 @@ def _comments(cls: type, prefix: Keys) -> Iterator[tuple[Keys, str]]:
         last = statement.end_lineno or statement.lineno
         about = " ".join(notes[line] for line in range(statement.lineno, last + 1) if line in notes)
         yield (*prefix, key), about
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(updated(Path(name).read_text(encoding="utf-8")), encoding="utf-8")

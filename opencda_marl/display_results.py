@@ -93,10 +93,12 @@ def show_description(console: Console, answer: Mapping[str, Any]) -> None:
             console.print()
             show_table(console, ("feature", "unit", "divided by", "meaning"), cells, title=title, text=4)
     console.print("\naction", style="bold")
-    show_facts(console, {name: str(value) for name, value in answer["action"].items()})
+    show_facts(console, {name: str(value) for name, value in answer["action"].items() if value != []})
     console.print("\nreward", style="bold")
-    cells = [[r["name"], r["objective"], f"{r['weight']:g}", r["about"]] for r in answer["rewards"]]
-    show_table(console, ("part", "objective", "weight", "meaning"), cells, text=4)
+    cells = [[r["name"], r["objective"], r["unit"], f"{r['weight']:g}", r["about"]] for r in answer["rewards"]]
+    show_table(console, ("part", "objective", "unit", "weight", "meaning"), cells, text=5)
+    team = "  ".join(f"{name} {value:g}" for name, value in answer["team"].items())
+    show_facts(console, {"team, per vehicle": team, "discount": f"{answer['discount_per_second']:g} per second"})
 
 
 def show_runs(console: Console, rows: Sequence[Mapping[str, Any]], root: Path) -> None:
