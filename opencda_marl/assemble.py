@@ -90,6 +90,7 @@ def make_env(
     settings: RunSettings,
     *,
     traffic: Traffic | None = None,
+    simulator: Simulator | None = None,
     spans: Spans | None = None,
 ) -> DrivingEnv:
     """The environment around a simulator of its own.
@@ -97,11 +98,12 @@ def make_env(
     Args:
         settings: of the run.
         traffic: of each episode; None: that of training.
+        simulator: None: a new one, as the settings say. The environment closes it.
         spans: timers of the loop.
     """
     roads = make_roads(settings)
-    simulator = make_simulator(settings, roads, spans=spans)
-    return DrivingEnv(simulator, settings, traffic or training_traffic(settings, roads), spans=spans)
+    moving = simulator or make_simulator(settings, roads, spans=spans)
+    return DrivingEnv(moving, settings, traffic or training_traffic(settings, roads), spans=spans)
 
 
 def make_learner(

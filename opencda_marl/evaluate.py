@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -150,7 +150,7 @@ def run_episodes(
 
 def _for_evaluation(settings: RunSettings) -> RunSettings:
     """Everything measured; one preference for everybody unless a grid of them is asked for."""
-    source = "grid" if settings.preference.source == "grid" else "fixed"
+    source: Literal["grid", "fixed"] = "grid" if settings.preference.source == "grid" else "fixed"
     return replace(
         settings,
         preference=replace(settings.preference, source=source),

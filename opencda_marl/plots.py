@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opencda_marl.core.files import writing
+from opencda_marl.core.roads import Roads
+from opencda_marl.core.state import Ending, Field
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["learning_plot", "rolling"]
+__all__ = ["learning_plot", "rolling", "traffic_plot"]
 
 _SMOOTH = 20  # episodes
+_FAST = 18.0  # [m/s] end of the colour scale
+_SPEEDS = "viridis"
+_CRASH = "#c8442f"
 _INK = "#22303c"
 _STYLE = {
     "axes.spines.top": False,
@@ -41,7 +46,8 @@ def rolling(values: Sequence[float | None], width: int = _SMOOTH) -> np.ndarray:
     counts = np.cumsum(real)
     sums[width:] -= sums[:-width].copy()
     counts[width:] -= counts[:-width].copy()
-    return np.divide(sums, counts, out=np.full(len(numbers), np.nan), where=counts > 0)
+    means: np.ndarray = np.divide(sums, counts, out=np.full(len(numbers), np.nan), where=counts > 0)
+    return means
 
 
 def learning_plot(episodes: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]], out: Path) -> Path:
@@ -69,6 +75,74 @@ def learning_plot(episodes: Sequence[Mapping[str, Any]], metrics: Sequence[Mappi
             _minutes_above(axis, steps, episodes)
         figure.suptitle(f"Learning, {len(episodes)} episodes: each, and the mean of the last {_SMOOTH}")
     return out
+
+
+def traffic_plot(roads: Roads, tracks: Mapping[str, np.ndarray], step_length: float, title: str, out: Path) -> Path:
+    """An episode: where everybody drove and how fast, and when who was how far from the stop line.
+
+    Args:
+        roads: of the crossing.
+        tracks: as `env.trajectory()` gives them.
+        step_length: [s].
+        title: a line above.
+        out: the PNG file.
+
+    Returns:
+        `out`.
+    """
+    values = tracks["values"]  # [rows, fields]
+    routes = tracks["route"]
+    speed = values[:, Field.SPEED]
+    time = tracks["step"] * step_length
+    ahead = values[:, Field.PROGRESS] - roads.stop_line[routes]  # [m] past the stop line
+    order = np.lexsort((tracks["step"], tracks["id"]))
+    with _drawing(out, 14.0, 8.0) as figure:
+        left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.25), squeeze=False)[0]
+        axis = left.subplots()
+        points = axis.scatter(
+            values[:, Field.X], values[:, Field.Y], c=speed, s=1.5, cmap=_SPEEDS, vmin=0.0, vmax=_FAST, rasterized=True
+        )
+        crashed = np.isin(tracks["id"], tracks["end_id"][tracks["end_ending"] == Ending.COLLIDED])
+        last = order[np.append(np.diff(tracks["id"][order]) != 0, True)] if len(order) else order
+        where = last[crashed[last]]
+        axis.plot(values[where, Field.X], values[where, Field.Y], "x", ms=9, mew=2, color=_CRASH)
+        axis.set_aspect("equal")
+        axis.set_xlabel("x [m]")
+        axis.set_ylabel("y [m]")
+        axis.set_title(f"Tracks; crashes marked: {len(where)} vehicles")
+        left.colorbar(points, ax=axis, orientation="horizontal", fraction=0.05, pad=0.02, label="speed [m/s]")
+        panels = right.subplots(len(roads.arms), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for arm, panel in enumerate(panels):
+            _time_space(panel, order[roads.arm[routes[order]] == arm], tracks["id"], time, ahead, speed, where)
+            panel.set_ylabel(f"from {roads.arms[arm]}\n[m]")
+        panels[0].set_title("Distance past the stop line over time, by arm; standing still is flat and dark")
+        panels[-1].set_xlabel("time [s]")
+        figure.suptitle(title)
+    return out
+
+
+def _time_space(
+    axis: Axes,
+    rows: np.ndarray,
+    ids: np.ndarray,
+    time: np.ndarray,
+    ahead: np.ndarray,
+    speed: np.ndarray,
+    crashes: np.ndarray,
+) -> None:
+    """Lines of the vehicles of one arm, coloured by speed; `rows` are sorted by vehicle and step."""
+    from matplotlib.collections import LineCollection
+
+    axis.axhspan(0.0, 29.0, color="#f1f3f5", zorder=0)
+    joined = np.flatnonzero(np.diff(ids[rows]) == 0)
+    here, there = rows[joined], rows[joined + 1]
+    ends = np.stack([np.stack([time[i], ahead[i]], axis=-1) for i in (here, there)], axis=1)  # [segments, 2, 2]
+    lines = LineCollection(list(ends), array=speed[here], cmap=_SPEEDS, lw=1.0, rasterized=True)
+    lines.set_clim(0.0, _FAST)
+    axis.add_collection(lines)
+    mine = crashes[np.isin(crashes, rows)]
+    axis.plot(time[mine], ahead[mine], "x", ms=7, mew=2, color=_CRASH)
+    axis.autoscale_view()
 
 
 def _curve(
@@ -111,12 +185,17 @@ def _held_out(
 
 
 def _minutes_above(axis: Axes, steps: np.ndarray, episodes: Sequence[Mapping[str, Any]]) -> None:
-    minutes = np.cumsum([line["wall_s"] for line in episodes]) / 60.0
+    minutes: np.ndarray = np.cumsum([line["wall_s"] for line in episodes]) / 60.0
     if len(steps) < 2:
         return
-    upper = axis.secondary_xaxis(
-        "top", functions=(lambda x: np.interp(x, steps, minutes), lambda m: np.interp(m, minutes, steps))
-    )
+
+    def to_minutes(at: Any) -> Any:
+        return np.interp(at, steps, minutes)
+
+    def to_steps(at: Any) -> Any:
+        return np.interp(at, minutes, steps)
+
+    upper = axis.secondary_xaxis("top", functions=(to_minutes, to_steps))
     upper.set_xlabel("minutes of training")
 
 

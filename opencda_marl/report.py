@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
+from opencda_marl.assemble import make_roads
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.children import run_all
@@ -74,10 +77,10 @@ def final_report(
         def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
             def going_on(done: int) -> bool:
                 tell(what, done / len(requests))
-                return not stop.requested
+                return not stop.requested()
 
             found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
-            if stop.requested:
+            if stop.requested():
                 raise Interrupted(
                     "the table was not finished; training was, and is saved",
                     fix=f"for the table: opencda-marl run --resume {shlex.quote(str(run))}",
@@ -94,7 +97,7 @@ def final_report(
     write_whole(table.with_suffix(".json"), json.dumps(rows, indent=1).encode())
     plots = [
         learning_plot(read_episodes(run), read_metrics(run), run / "plots" / "learning.png"),
-        traffic_plot(settings, run / "evaluations" / "trajectory.safetensors", run / "plots" / "traffic.png"),
+        _draw_traffic(run, settings, rows[0]["policy"]),
     ]
     tell("plots", 1.0)
     return Report(rows, checkpoint, table, plots, next_line(run))
@@ -161,16 +164,28 @@ def _measure(
 ) -> list[dict[str, Any]]:
     chosen = settings.evaluation
     rates = list(chosen.rates_vph)
-    shown = min(rates, key=lambda rate: abs(rate - 300.0))
     requests = {"policy": _request(run, chosen.seeds, str(checkpoint), rates)}
     requests["policy"]["jobs"][0] |= {
         "trajectory": str(run / "evaluations" / "trajectory.safetensors"),
-        "trajectory_rate_vph": shown,
+        "trajectory_rate_vph": _shown(rates),
     }
     requests |= {name: _request(run, chosen.seeds, name, rates) for name in chosen.controllers}
     answers = jobs(requests, "held-out traffic")
     label = f"{settings.algorithm} ({checkpoint.name})"
     return [{**row, "policy": label if name == "policy" else name} for name in requests for row in answers[name]]
+
+
+def _draw_traffic(run: Path, settings: RunSettings, policy: str) -> Path:
+    tracks = load_file(run / "evaluations" / "trajectory.safetensors")
+    rate = _shown(settings.evaluation.rates_vph)
+    title = f"{policy} on held-out traffic: {rate:.0f} vehicles per hour and lane, seed {settings.evaluation.seeds[0]}"
+    out = run / "plots" / "traffic.png"
+    return traffic_plot(make_roads(settings), tracks, settings.simulator.step_length, title, out)
+
+
+def _shown(rates: Sequence[float]) -> float:
+    """The rate whose traffic is drawn: the nearest to the heavy case."""
+    return min(rates, key=lambda rate: abs(rate - 300.0))
 
 
 def _request(run: Path, seeds: Sequence[int], policy: str, rates: Sequence[float]) -> dict[str, Any]:

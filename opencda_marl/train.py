@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.assemble import make_env, make_learner, quiet_process
+from opencda_marl.assemble import make_env, make_learner, make_roads, make_simulator, quiet_process
 from opencda_marl.config import changes, config_hash, from_run_folder, require_budget, to_yaml
 from opencda_marl.core.checkpoint import Checkpoint, read_checkpoint
 from opencda_marl.core.errors import (
@@ -29,8 +29,9 @@ from opencda_marl.core.errors import (
 from opencda_marl.core.events import Finished, Listener, Note, Started, TrainEvent
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
 from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run
+from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
-from opencda_marl.core.spec import Learner
+from opencda_marl.core.spec import Learner, ObservationSpec
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import Done, Journal
@@ -51,7 +52,7 @@ class TrainResult:
 
 def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequest, spans: Spans) -> None:
     """Act, step, store, update, log, until the budget is used up or somebody asks to stop."""
-    while not journal.over and not stop.requested:
+    while not journal.over and not stop.requested():
         traced = journal.begin_episode()
         env.record_trajectory(traced)
         step = env.reset(journal.episode)
@@ -69,7 +70,7 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
                 with spans("update"):
                     losses = learner.update(step)
                 journal.updated(losses)
-            if stop.requested:
+            if stop.requested():
                 return
         journal.end_episode(env.record(), env.trajectory() if traced else {})
 
@@ -121,11 +122,12 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
     """From the files of a run folder to the end of its budget."""
     spans = Spans(enabled=settings.recording.spans)
     facts = read_run(folder.path)
-    with closing(make_env(settings, spans=spans)) as env:
+    simulator = make_simulator(settings, make_roads(settings), spans=spans)
+    with closing(make_env(settings, simulator=simulator, spans=spans)) as env:
         learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec, spans=spans)
         with closing(learner):
             done = _restore(folder, learner, facts, env)
-            _announce(folder, settings, facts, env, learner, done, hear)
+            _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
             journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear)
             with closing(journal):
                 journal.boundary = learner.state() if done.episodes == 0 else None
@@ -181,7 +183,7 @@ def _finish(
     folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest, hear: Listener
 ) -> TrainResult:
     journal.save()
-    while journal.evaluation.names and not stop.requested:
+    while journal.evaluation.names and not stop.requested():
         folder.beat("evaluating")
         journal.collect_evaluations(wait=True)
     lines = read_episodes(folder.path)
@@ -284,18 +286,18 @@ def _announce(
     folder: RunFolder,
     settings: RunSettings,
     facts: dict[str, Any],
-    env: DrivingEnv,
+    world: tuple[SimulatorInfo, ObservationSpec],
     learner: Learner,
     done: Done,
     hear: Listener,
 ) -> None:
     """The init line: to run.json, log.txt and the listener; what was noted is said once."""
-    info = env.simulator.info
+    info, observation = world
     init = {
         "backend": info.backend,
         "simulator_versions": info.versions,
         "step_length": info.step_length,
-        "observation": f"{env.observation_spec.name} v{env.observation_spec.version}",
+        "observation": f"{observation.name} v{observation.version}",
         "algorithm": settings.algorithm,
         "threads": settings.threads,
         **learner.describe(),

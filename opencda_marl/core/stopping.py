@@ -14,18 +14,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """`requested` becomes True at the first signal; the loop looks at it after each step.
+    """`requested()` becomes True at the first signal; the loop asks after each step.
 
     Signals can only be caught in the main thread; in another one nothing is caught and `ask` is the way.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self._requested = False
         self._before: dict[int, Any] = {}
+
+    def requested(self) -> bool:
+        """Has somebody asked?"""
+        return self._requested
 
     def ask(self) -> None:
         """Request a stop without a signal."""
-        self.requested = True
+        self._requested = True
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -40,7 +44,7 @@ class StopRequest:
         self._before = {}
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested:
+        if self._requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.requested = True
+        self._requested = True

@@ -20,10 +20,10 @@ _NUMBERS = [signal.SIGINT, signal.SIGTERM]
 def test_one_is_noted_and_the_handlers_come_back(number: int) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.requested
+        assert not stop.requested()
         os.kill(os.getpid(), number)
         time.sleep(0.01)
-        assert stop.requested
+        assert stop.requested()
     assert signal.getsignal(number) is before
 
 
@@ -34,7 +34,7 @@ def test_two_end_at_once(first: int, second: int) -> None:
         "import time; from opencda_marl.core.stopping import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    print('ready', flush=True)\n"
-        "    while not stop.requested: time.sleep(0.01)\n"
+        "    while not stop.requested(): time.sleep(0.01)\n"
         "    print('asked', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -53,7 +53,7 @@ def test_another_thread_can_only_ask() -> None:
     def work() -> None:
         with StopRequest() as stop:
             stop.ask()
-            seen.append(stop.requested)
+            seen.append(stop.requested())
 
     thread = threading.Thread(target=work)
     thread.start()

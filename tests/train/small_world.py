@@ -55,7 +55,9 @@ def _closed(ids: np.ndarray, rewards: np.ndarray) -> Closed:
 
 
 @dataclass
-class _Simulator:
+class FakeSimulator:
+    """Says what it is."""
+
     info: SimulatorInfo
 
 
@@ -65,8 +67,7 @@ class FakeEnv:
     observation_spec = SPEC
     action_spec = ActionSpec("target_speed")
 
-    def __init__(self, settings: RunSettings, *, notes: tuple[str, ...] = ()) -> None:
-        self.simulator = _Simulator(SimulatorInfo("fake", {"fake": "1"}, 0.05, 8, notes))
+    def __init__(self, settings: RunSettings) -> None:
         self.closed = 0
         self.at_step: Callable[[int, int], None] = lambda _episode, _step: None  # a place for accidents
         self._settings = settings

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from small_world import FakeEnv, FakeLearner
+from small_world import FakeEnv, FakeLearner, FakeSimulator
 
 from opencda_marl import train as module
 from opencda_marl.core.checkpoint import Checkpoints, read_checkpoint, write_checkpoint
@@ -27,6 +27,7 @@ from opencda_marl.core.errors import (
 )
 from opencda_marl.core.events import Checkpointed, EpisodeDone, Finished, Note, Started
 from opencda_marl.core.run_folder import RunFolder, read_config, read_episodes, read_metrics, read_run, read_status
+from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.journal import TIMING_FIELDS
 from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.run import RecordingSettings, RunSettings
@@ -57,8 +58,11 @@ class Made:
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     made = Made()
 
+    def make_simulator(settings: RunSettings, *_: object, **__: object) -> FakeSimulator:
+        return FakeSimulator(SimulatorInfo("fake", {"fake": "1"}, 0.05, 8, made.notes))
+
     def make_env(settings: RunSettings, **_: object) -> FakeEnv:
-        made.env = FakeEnv(settings, notes=made.notes)
+        made.env = FakeEnv(settings)
         return made.env
 
     def make_learner(settings: RunSettings, *_: object, **__: object) -> FakeLearner:
@@ -66,6 +70,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         made.prepare(made.env, made.learner)
         return made.learner
 
+    monkeypatch.setattr(module, "make_simulator", make_simulator)
     monkeypatch.setattr(module, "make_env", make_env)
     monkeypatch.setattr(module, "make_learner", make_learner)
     return made
