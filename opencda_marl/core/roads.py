@@ -52,7 +52,9 @@ class Roads:
         """How many routes there are."""
         return len(self.entry_edge)
 
-    def free_flow_time(self, route: int, departure_speed: float, acceleration: float, braking: float) -> float:
+    def free_flow_time(
+        self, route: int, departure_speed: float, acceleration: float, braking: float, *, departure: float = 5.0
+    ) -> float:
         """Travel time of a lone vehicle that drives as fast as limits and comfort allow. [s]
 
         Args:
@@ -60,9 +62,10 @@ class Roads:
             departure_speed: [m/s].
             acceleration: [m/s^2] upper bound.
             braking: [m/s^2] comfortable braking before a lower limit.
+            departure: [m] where the front bumper is when time begins: simulators place a vehicle one length in.
         """
         step = 0.05  # [s]
-        position, speed, time = 0.0, departure_speed, 0.0
+        position, speed, time = departure, departure_speed, 0.0
         length, stop, leave = float(self.length[route]), float(self.stop_line[route]), float(self.junction_exit[route])
         entry, inside, after = (
             float(self.limit_entry[route]),
