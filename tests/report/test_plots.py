@@ -1,0 +1,88 @@
+"""Pictures hold what the lines say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opencda_marl.assemble import make_roads
+from opencda_marl.core.errors import StorageError
+from opencda_marl.core.state import FIELDS, Ending, Field
+from opencda_marl.plots import learning_plot, rolling, traffic_plot
+from opencda_marl.settings.run import RunSettings
+
+
+def test_rolling_mean_by_hand() -> None:
+    assert rolling([1.0, 2.0, 3.0, 4.0], 2).tolist() == [1.0, 1.5, 2.5, 3.5]
+    assert rolling([1.0, None, 3.0, None, None], 2).tolist()[:4] == [1.0, 1.0, 3.0, 3.0]
+    assert np.isnan(rolling([None, 1.0], 5)[0])
+    assert rolling([None, 1.0], 5)[1] == 1.0
+    assert len(rolling([])) == 0
+
+
+@pytest.mark.parametrize("width", [1, 3, 20])
+def test_rolling_mean_by_brute_force(width: int) -> None:
+    rng = np.random.default_rng(width)
+    values = [float(v) if rng.random() < 0.7 else None for v in rng.normal(size=60)]
+    expected = []
+    for at in range(60):
+        window = [v for v in values[max(0, at + 1 - width) : at + 1] if v is not None]
+        expected.append(np.mean(window) if window else np.nan)
+    assert np.allclose(rolling(values, width), expected, equal_nan=True)
+
+
+def _line(episode: int, **changes: Any) -> dict[str, Any]:
+    line = {"episode": episode, "env_steps": 2400 * episode, "wall_s": 1.5, "success_rate": 0.5, "collision_rate": 0.4}
+    return {**line, "return": -3.0, "mean_delay_s": 2.0, **changes}
+
+
+def _looks_like_something(path: Path) -> bool:
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("L"))
+    return pixels.shape[0] > 500 and pixels.shape[1] > 900 and 0.005 < (pixels < 200).mean() < 0.9
+
+
+@pytest.mark.parametrize("episodes", [0, 1, 2, 60])
+def test_learning(tmp_path: Path, episodes: int) -> None:
+    lines = [_line(k, success_rate=None if k == 1 else 0.5, mean_delay_s=None) for k in range(1, episodes + 1)]
+    metrics = [
+        {"kind": "update", "episode": 1, "policy_loss": 0.1},
+        {"kind": "evaluation", "episode": 2, "success_rate": 0.9, "collision_rate": 0.1, "mean_delay_s": None},
+    ]
+    out = learning_plot(lines, metrics, tmp_path / "plots" / "learning.png")
+    assert _looks_like_something(out)
+
+
+def test_an_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "plots").write_text("")
+    with pytest.raises(StorageError):
+        learning_plot([_line(1)], [], tmp_path / "plots" / "learning.png")
+
+
+@pytest.mark.parametrize("vehicles", [0, 5])
+def test_traffic(tmp_path: Path, vehicles: int) -> None:
+    roads = make_roads(RunSettings())
+    steps = 40
+    ids = np.repeat(np.arange(vehicles), steps)
+    route = (ids % roads.routes).astype(np.int16)
+    step = np.tile(np.arange(1, steps + 1), vehicles).astype(np.int32)
+    values = np.zeros((len(ids), FIELDS), np.float32)
+    values[:, Field.PROGRESS] = 2.0 * step + ids
+    values[:, Field.SPEED] = 10.0
+    samples = np.minimum((values[:, Field.PROGRESS] / roads.spacing).astype(int), roads.samples[route] - 1)
+    values[:, Field.X], values[:, Field.Y] = roads.points[route, samples, 0], roads.points[route, samples, 1]
+    shuffled = np.argsort(step, kind="stable")  # as the recorder has it: by step, then by vehicle
+    ended = min(vehicles, 2)
+    tracks = {
+        "step": step[shuffled],
+        "id": ids[shuffled],
+        "route": route[shuffled],
+        "values": values[shuffled],
+        "end_id": np.arange(ended),
+        "end_ending": np.full(ended, int(Ending.COLLIDED), np.int8),
+    }
+    assert _looks_like_something(traffic_plot(roads, tracks, 0.05, "title", tmp_path / "traffic.png"))

@@ -1,0 +1,150 @@
+"""The table beside controllers: who is chosen, on which seeds, and how it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opencda_marl import report as module
+from opencda_marl.config import to_yaml
+from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError
+from opencda_marl.core.run_folder import RunFolder
+from opencda_marl.core.spec import LearnerState
+from opencda_marl.report import COLUMNS, cell, final_report, markdown, next_line
+from opencda_marl.settings.run import EvaluationSettings, RunSettings
+
+_SETTINGS = RunSettings(
+    algorithm="pcmappo",
+    max_episodes=1,
+    evaluation=EvaluationSettings(
+        seeds=[9000, 9003], selection_seeds=[8000, 8002], rates_vph=[200.0, 300.0], controllers=["random", "priority"]
+    ),
+)
+
+
+def _run(path: Path, episodes: tuple[int, ...], best: int) -> Path:
+    with RunFolder.create(path) as folder:
+        folder.write_config(to_yaml(_SETTINGS))
+        folder.write_run({"profile": "a/quick"})
+        for episode in episodes:
+            folder.checkpoints.save(episode, LearnerState({}, {}), {}, best=episode == best)
+    return path
+
+
+def _row(policy: str, rate: float, **changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"policy": policy, "rate_vph": rate, "vehicles": 30, "throughput_vph": 1234.4}
+    row |= {"success_rate": 0.9, "collision_rate": 0.1, "near_miss_rate": None, "mean_delay_s": 2.0}
+    return row | {"running_at_end": 3.25, "waiting_at_end": 0.0} | changes
+
+
+class _Jobs:
+    """In place of child processes: answers, and remembers what was asked."""
+
+    def __init__(self, scores: Mapping[str, Mapping[str, float]]) -> None:
+        self.asked: dict[str, Any] = {}
+        self.scores = scores
+
+    def __call__(self, _module: str, requests: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        self.asked.update(requests)
+        answers = {}
+        for name, request in requests.items():
+            (job,) = request["jobs"]
+            answers[name] = [_row(job["policy"], rate, **self.scores.get(name, {})) for rate in job["rates_vph"]]
+        return answers
+
+
+@pytest.fixture
+def quiet_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_draw_traffic", lambda run, *_: run / "plots" / "traffic.png")
+
+
+@pytest.mark.parametrize(
+    ("latest", "chosen"),
+    [
+        ({"success_rate": 0.95}, "episode_2"),
+        ({"success_rate": 0.85}, "episode_1"),
+        ({"collision_rate": 0.05}, "episode_2"),  # equal success: fewer crashes
+        ({"mean_delay_s": 1.0}, "episode_2"),  # then less delay
+        ({"success_rate": None}, "episode_1"),
+    ],
+)
+def test_the_checkpoint_is_chosen_on_other_seeds_than_it_is_reported_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_plots: None, latest: dict[str, Any], chosen: str
+) -> None:
+    run = _run(tmp_path / "run", (1, 2), best=1)
+    jobs = _Jobs({"selection-episode_2": latest})
+    monkeypatch.setattr(module, "run_all", jobs)
+    report = final_report(run)
+    assert report.checkpoint == run / "checkpoints" / chosen
+    seeds = {name: request["seeds"] for name, request in jobs.asked.items()}
+    assert seeds == {
+        "selection-episode_1": [8000, 8002],
+        "selection-episode_2": [8000, 8002],
+        "policy": [9000, 9003],
+        "random": [9000, 9003],
+        "priority": [9000, 9003],
+    }
+    assert jobs.asked["policy"]["jobs"][0]["policy"] == str(report.checkpoint)
+    assert jobs.asked["policy"]["jobs"][0]["trajectory_rate_vph"] == 300.0
+    assert [(row["policy"], row["rate_vph"]) for row in report.rows] == [
+        *((f"pcmappo ({chosen})", rate) for rate in (200.0, 300.0)),
+        *((name, rate) for name in ("random", "priority") for rate in (200.0, 300.0)),
+    ]
+    assert json.loads((run / "plots" / "comparison.json").read_text()) == report.rows
+    assert report.table.read_text() == markdown(report.rows)
+    assert (run / "plots" / "learning.png").is_file()
+    assert str(run) in report.next
+
+
+def test_one_checkpoint_needs_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_plots: None) -> None:
+    jobs = _Jobs({})
+    monkeypatch.setattr(module, "run_all", jobs)
+    final_report(_run(tmp_path / "run", (1,), best=1))
+    assert list(jobs.asked) == ["policy", "random", "priority"]
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        final_report(_run(tmp_path / "run", (), best=0))
+
+
+def test_a_stop_says_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_module: str, requests: Mapping[str, Any], *, going_on: Any, **_: Any) -> dict[str, Any]:
+        assert going_on(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not going_on(0)
+        return {}
+
+    monkeypatch.setattr(module, "run_all", interrupted)
+    with pytest.raises(Interrupted, match="training was, and is saved") as caught:
+        final_report(_run(tmp_path / "a b", (1,), best=1))
+    assert f"--resume '{tmp_path / 'a b'}'" in str(caught.value.fix)
+
+
+def test_a_failing_evaluation_is_an_error(tmp_path: Path) -> None:
+    """For real: the child cannot read the learner's state that is in this folder."""
+    run = _run(tmp_path / "run", (1,), best=1)
+    settings = replace(_SETTINGS, evaluation=replace(_SETTINGS.evaluation, controllers=[], rates_vph=[300.0]))
+    (run / "config.yaml").write_text(to_yaml(settings))
+    with pytest.raises(OpenCDAError, match="the child process policy ended with code"):
+        final_report(run)
+
+
+def test_the_table_reads_well() -> None:
+    lines = markdown([_row("pcmappo", 300.0), _row("random", 200.0, mean_delay_s=None)]).splitlines()
+    assert len(lines) == 4
+    assert lines[0].count("|") == lines[2].count("|") == len(COLUMNS) + 1
+    assert lines[2] == "| pcmappo | 300 | 90.0 | 10.0 | - | 2.0 | 1234 | 3.2 | 0.0 | 30 |"
+    assert lines[3].startswith("| random | 200 | 90.0 | 10.0 | - | - |")
+    assert cell("success_rate", 1.0) == "100.0"
+
+
+def test_the_next_line_can_be_typed() -> None:
+    assert "opencda-marl evaluate 'my runs/it'\"'\"'s'" in next_line(Path("my runs/it's"))
