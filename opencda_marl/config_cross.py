@@ -82,7 +82,8 @@ def _demand(demand: DemandSettings) -> Iterator[Problem]:
     rates = demand.rate_vph
     if isinstance(rates, list) and not rates:
         yield Problem(("demand", "rate_vph"), "demand.rate_vph is an empty list", "name at least one rate")
-    if demand.rate_draw == "range" and (not isinstance(rates, list) or len(rates) != 2 or rates[0] > rates[1]):
+    # One number needs no drawing: `demand.rate_vph=300` on the command line works whatever the profile draws.
+    if demand.rate_draw == "range" and isinstance(rates, list) and (len(rates) != 2 or rates[0] > rates[1]):
         yield Problem(
             ("demand", "rate_vph"),
             "demand.rate_draw is range, so demand.rate_vph must be two rates, the lower one first",

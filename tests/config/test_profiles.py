@@ -190,7 +190,7 @@ _WRONG = [
     ("demand: {rate_vph: [100, x]}", "demand.rate_vph is a number or a list of numbers", None),
     ("demand: {rate_vph: [100, -1]}", "demand.rate_vph[1] is -1.0; it must be between 0 and 3000", None),
     ("demand: {rate_vph: []}", "demand.rate_vph is an empty list", None),
-    ("demand: {rate_draw: range}", "demand.rate_vph must be two rates", None),
+    ("demand: {rate_draw: range, rate_vph: [100, 200, 300]}", "demand.rate_vph must be two rates", None),
     ("demand: {rate_draw: range, rate_vph: [4, 1]}", "demand.rate_vph must be two rates", None),
     ("demand: {turning_shares: [0.5, 0.6, 0.1]}", "with sum 1; these are 3 with sum 1.2", None),
     ("demand: {turning_shares: [0.5, 0.5]}", "these are 2 with sum 1", None),
