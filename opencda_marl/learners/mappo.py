@@ -1,0 +1,503 @@
+"""MAPPO (Yu et al. 2022) and PCMAPPO: clipped policy gradients for one policy that all vehicles share.
+
+nets     actor: ego, context (and preference) -> action. critic: the same and the scene -> value of each component.
+losses   PPO's clipped surrogate on normalised advantages, squared error of normalised returns, entropy.
+update   values and log-probabilities of all rows in one pass, advantages per vehicle, epochs of minibatch steps.
+
+PCMAPPO has a vector of rewards and a preference p per vehicle (arXiv 2606.14693): components are the team's reward and
+one per objective, A = team_weight * A_team + individual_weight * p . A_individual, each component normalised first.
+MAPPO is the same with one component, the plain sum of the objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64
+from torch import Tensor
+
+from opencda_marl.core.errors import NotFiniteError
+from opencda_marl.core.objectives import OBJECTIVES, scalarise
+from opencda_marl.core.seeds import Branch, generator, generator_from_state, generator_state
+from opencda_marl.core.spans import Spans
+from opencda_marl.core.spec import Action, ActionSpec, Counters, LearnerState, Observation, ObservationSpec, Step
+from opencda_marl.learners.acting import ActingPolicy
+from opencda_marl.learners.identity import check_identity, identity_of, require, take
+from opencda_marl.learners.rollout import Rollout, chain_advantages, minibatches
+from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
+from opencda_marl.nn.context import Encoder, make_encoder
+from opencda_marl.nn.device import resolve_device
+from opencda_marl.nn.flat import Layout, Parameters, as_leaf
+from opencda_marl.nn.graph import UpdateForm
+from opencda_marl.nn.heads import make_head
+from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
+from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
+from opencda_marl.nn.torso import Torso
+from opencda_marl.settings.learning import MappoSettings
+from opencda_marl.settings.run import RunSettings
+
+__all__ = ["Mappo", "Networks", "minibatch_step"]
+
+_CHUNK = 2048  # rows of one pass over the rollout: temporaries stay in the cache
+_Batch = Mapping[str, Tensor]
+
+
+METRICS = (
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "gradient_norm",
+    "actor_gradient_norm",
+    "critic_gradient_norm",
+)
+"""Order of what `minibatch_step` measures."""
+
+
+class Networks:
+    """Actor and critic as functions of named parameters; each has an encoder of its own where it is trained.
+
+    Args:
+        settings: of the run.
+        observation: layout.
+        action: kind.
+        encoder: of neighbour rows; None where there are none.
+        trained: see `Torso`.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        observation: ObservationSpec,
+        action: ActionSpec,
+        encoder: Encoder | None,
+        *,
+        trained: bool,
+    ) -> None:
+        own = settings.learner
+        self._conditioned, self._central = settings.algorithm == "pcmappo", own.critic == "central"
+        preference = len(OBJECTIVES) if self._conditioned else 0
+        self.head = make_head(action, fraction=own.initial_fraction, log_std=own.initial_log_std)
+        self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=trained)
+        hidden, seen = tuple(own.hidden), self._torso.width
+        self._policy = Mlp(seen + preference, hidden, self.head.outputs)
+        seen += observation.scene_size if self._central else 0
+        if self._conditioned:
+            self.components: tuple[str, ...] = ("team", *OBJECTIVES)
+            self._values = {"team": Mlp(seen, hidden, 1), "individual": Mlp(seen + preference, hidden, len(OBJECTIVES))}
+        else:
+            self.components = ("value",)
+            self._values = {"value": Mlp(seen, hidden, 1)}
+        actor: Shapes = self._torso.shapes("actor.") | self._policy.shapes("actor.policy.") | self.head.shapes("actor.")
+        critic: Shapes = self._torso.shapes("critic.")
+        for name, network in self._values.items():
+            critic |= network.shapes(f"critic.{name}.")
+        self.actor_layout = Layout(actor)
+        self.layout = Layout(actor | critic)  # the actor's come first
+
+    def initialise(self, rng: np.random.Generator) -> Float32[np.ndarray, " size"]:
+        """First parameters: a policy that does nearly the same everywhere."""
+        made: Arrays = self._torso.initialise(rng, "actor.") | self._torso.initialise(rng, "critic.")
+        made |= self._policy.initialise(rng, "actor.policy.", gain=0.01) | self.head.initialise("actor.")
+        made[f"actor.policy.{len(self._policy.hidden)}.bias"] = self.head.initial_bias()
+        for name, network in self._values.items():
+            made |= network.initialise(rng, f"critic.{name}.")
+        return self.layout.flatten(made)
+
+    def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
+        """What the head makes an action of."""
+        seen = self._torso(parameters, "actor.", rows)
+        if self._conditioned:
+            seen = torch.cat([seen, rows["preference"]], -1)
+        return self._policy(parameters, "actor.policy.", seen)
+
+    def critic(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows components"]:
+        """Normalised values: V(s), or V_team(s) and V_individual(s, p)."""
+        seen = self._torso(parameters, "critic.", rows)
+        if self._central:
+            seen = torch.cat([seen, rows["scene"]], -1)
+        if not self._conditioned:
+            return self._values["value"](parameters, "critic.value.", seen)
+        team = self._values["team"](parameters, "critic.team.", seen)
+        seen = torch.cat([seen, rows["preference"]], -1)
+        return torch.cat([team, self._values["individual"](parameters, "critic.individual.", seen)], -1)
+
+    def rescale(self, parameters: Parameters, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
+        """Keep the critic's values where they are when (mean, std) of the returns change; in place."""
+        first = 0
+        for name, network in self._values.items():
+            part = slice(first, first := first + network.width)
+            layer = f"critic.{name}.{len(network.hidden)}."
+            old, new = ((mean[part], std[part]) for mean, std in (before, after))
+            preserve_outputs(parameters[layer + "weight"], parameters[layer + "bias"], old, new)
+
+
+def ppo_loss(
+    networks: Networks, settings: MappoSettings, parameters: Parameters, batch: _Batch, entropy_weight: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a minibatch, each row times its weight (0 for padding), and its parts.
+
+    policy   -min(r A, clip(r, 1 - c, 1 + c) A) with r = pi / pi_old      (Schulman et al. 2017, equation 7)
+    value    (V - R)^2 / 2 in units of the returns' spread, summed over components
+    entropy  of the action as executed
+    """
+    share = batch["weight"] / batch["weight"].sum()
+
+    outputs = networks.actor(parameters, batch)
+    log_prob = networks.head.log_prob(parameters, "actor.", outputs, batch["action"])
+    log_ratio = log_prob - batch["log_prob"]
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
+    advantage = batch["advantage"]
+    policy_loss = -(torch.minimum(ratio * advantage, clipped * advantage) * share).sum()
+
+    errors = networks.critic(parameters, batch) - batch["returns"]
+    value_loss = 0.5 * ((errors * errors).sum(-1) * share).sum()
+
+    entropy = (networks.head.entropy(parameters, "actor.", outputs) * share).sum()
+
+    loss = policy_loss + settings.value_weight * value_loss - entropy_weight * entropy
+    metrics = {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": ((ratio - 1.0 - log_ratio) * share).sum(),  # http://joschu.net/blog/kl-approx.html, k3
+        "clip_fraction": (((ratio - 1.0).abs() > settings.clip).to(share.dtype) * share).sum(),
+    }
+    return loss, metrics
+
+
+def minibatch_step(
+    networks: Networks,
+    settings: MappoSettings,
+    theta: Float[Tensor, " size"],
+    m: Float[Tensor, " size"],
+    v: Float[Tensor, " size"],
+    step: Float[Tensor, ""],
+    batch: _Batch,
+    learning_rate: Float[Tensor, ""],
+    entropy_weight: Float[Tensor, ""],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Float[Tensor, " metrics"]]:
+    """One gradient step: a pure function of tensors with static shapes; `theta` is a leaf (see `nn.flat.as_leaf`).
+
+    Returns:
+        theta, m, v and step afterwards, and the metrics in the order of `METRICS`.
+    """
+    loss, metrics = ppo_loss(networks, settings, networks.layout.views(theta), batch, entropy_weight)
+    (gradient,) = torch.autograd.grad(loss, theta)
+    with torch.no_grad():
+        actor = networks.actor_layout.size  # the actor's parameters come first
+        parts = {
+            "actor_gradient_norm": torch.linalg.vector_norm(gradient[:actor]),
+            "critic_gradient_norm": torch.linalg.vector_norm(gradient[actor:]),
+        }
+        gradient, norm = clip_by_norm(gradient, settings.max_grad_norm)
+        step = step + 1.0
+        theta, m, v = adam(theta, gradient, m, v, step, learning_rate)
+        found = {**metrics, **parts, "gradient_norm": norm}
+        return theta, m, v, step, torch.stack([found[name] for name in METRICS])
+
+
+class Mappo:
+    """The learner; see `core.spec.Learner`.
+
+    Args:
+        settings: of the run.
+        observation: layout of what vehicles see.
+        action: kind of what they do.
+        spans: timers of the loop.
+
+    Raises:
+        DeviceError: the device asked for is not there.
+        ConfigError: settings that do not fit together.
+    """
+
+    def __init__(
+        self, settings: RunSettings, observation: ObservationSpec, action: ActionSpec, *, spans: Spans | None = None
+    ) -> None:
+        self.counters = Counters()
+        self._settings, self._own = settings, settings.learner
+        self._spans = spans or Spans(enabled=False)
+        self._device = resolve_device(settings.device)
+        self._conditioned = settings.algorithm == "pcmappo"
+        encoder = make_encoder(observation, settings.context)
+        wish = self._own.train_context_encoder
+        trained = encoder is not None and (encoder.trained if wish is None else wish)
+        self._networks = Networks(settings, observation, action, encoder, trained=trained)
+        rng = generator(settings.seed, Branch.INITIALISATION)
+        self._theta = torch.from_numpy(self._networks.initialise(rng)).to(self._device)
+        self._m, self._v = torch.zeros_like(self._theta), torch.zeros_like(self._theta)
+        self._policy = ActingPolicy(
+            settings,
+            observation,
+            encoder,
+            trained=trained,
+            actor=self._networks.actor,
+            layout=self._networks.actor_layout,
+            head=self._networks.head,
+            conditioned=self._conditioned,
+            device=self._device,
+            rng=rng,
+        )
+        name = settings.context.encoder
+        obstacle = None
+        if encoder is not None and trained and not encoder.static:
+            obstacle = f"a trained {name} encoder has no static shapes"
+        self._step = UpdateForm(
+            partial(minibatch_step, self._networks, self._own), self._own.update_mode, obstacle=obstacle
+        )
+        self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
+        self._layouts = {"theta": self._networks.layout, "encoder": self._policy.encoder_layout}
+        self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
+        self._shuffling = generator(settings.seed, Branch.MINIBATCH)
+        self._scale = RunningScale(len(self._networks.components))
+        self._make_rollout = partial(
+            Rollout,
+            self._policy.columns(),
+            {"action": ((self._networks.head.stored,), np.float32)},
+            objectives=len(OBJECTIVES),
+            scene=observation.scene_size,
+        )
+        self._rollout = self._make_rollout()
+        self._clock = 0  # env steps of the learner's life
+        self._due = self._own.n_steps  # value of the clock at which the next update is due
+        self._progress = 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """See `core.spec.Learner`."""
+        return {
+            "algorithm": self._settings.algorithm,
+            **self._policy.describe(),
+            "threads": self._settings.threads,
+            "encoder": self._encoder,
+            "update_mode": self._step.mode or self._own.update_mode,
+            "parameters": self._networks.layout.size + self._policy.encoder_layout.size,
+            **({"note": self._step.note} if self._step.note else {}),
+        }
+
+    def act(self, observation: Observation, *, explore: bool) -> Action:
+        """See `core.spec.Learner`."""
+        with self._spans("act"):
+            if not len(observation):
+                return Action(np.zeros((0, self._networks.head.stored), np.float32))
+            self.counters.acting_steps += 1
+            return self._policy.act(observation, self._theta[: self._networks.actor_layout.size], explore=explore)
+
+    def store(self, observation: Observation, action: Action, step: Step) -> None:
+        """See `core.spec.Learner`."""
+        with self._spans("store"):
+            if len(observation):
+                columns = {**self._policy.view(observation, action), "action": action.extras["stored"]}
+                self._rollout.open(observation.ids, observation.scene, columns, self._clock)
+            finals = self._policy.view(step.final) if len(step.final) else {}
+            self._rollout.close(step.closed, step.final.scene, finals)
+            self._policy.forget(step.closed.ids[step.closed.terminated | step.closed.truncated])
+            self._clock += step.steps
+            self.counters.buffer_size = len(self._rollout)
+
+    def ready(self, step: Step) -> bool:
+        """See `core.spec.Learner`: every `n_steps` env steps, when no interval is open."""
+        return self._clock >= self._due and (step.everyone or step.done) and len(self._rollout) > 0
+
+    def progress(self, done: float) -> None:
+        """See `core.spec.Learner`."""
+        self._progress = done
+
+    def update(self, step: Step) -> dict[str, float]:
+        """See `core.spec.Learner`."""
+        with self._spans("update"):
+            chains = self._rollout.chains(step.observation.ids)
+            self._due = self._clock + self._own.n_steps
+            if not len(chains.rows):
+                return {}
+            rows, finals, scenes = self._rollout.views()
+            going = {**self._policy.view(step.observation), "scene": np.zeros(len(step.observation), np.int64)}
+            data = self._tensors({**rows, "action": self._rollout.column("action")}, scenes)
+            values, data["log_prob"] = self._look_back(data)
+            after_final, _ = self._look_back(self._tensors(finals, scenes))
+            after_going, _ = self._look_back(self._tensors(going, step.observation.scene[None]))
+
+            rewards = self._rewards()
+            discounts = self._settings.discount_per_second ** self._rollout.column("elapsed").astype(np.float64)
+            advantages = chain_advantages(
+                chains, rewards, values, after_final, after_going, discounts, self._own.gae_lambda
+            )
+            returns = advantages + values[chains.rows]
+            self._rollout.check_finite({"value": values, "log_prob": data["log_prob"].cpu().numpy()})
+            theta, data["returns"] = self._normalise(returns, chains.rows)
+            data["advantage"] = self._mix(advantages, rewards[chains.rows], chains.rows)
+
+            metrics = self._learn(theta, data, chains.rows)
+            self._policy.invalidate()
+            self._rollout.discard(chains.rows)
+            self.counters.updates_performed += 1
+            self.counters.buffer_size = len(self._rollout)
+            return metrics | self._value_metrics(advantages, returns)
+
+    def _tensors(self, table: Mapping[str, np.ndarray], scenes: np.ndarray) -> dict[str, Tensor]:
+        """A table of views on the training device; the index of a scene becomes the scene."""
+        found = {name: torch.from_numpy(array).to(self._device) for name, array in table.items()}
+        found["scene"] = torch.from_numpy(scenes).to(self._device)[found["scene"]]
+        return found
+
+    def _look_back(self, data: _Batch) -> tuple[Float64[np.ndarray, "rows components"], Float[Tensor, " rows"]]:
+        """Values in units of the rewards, and log-probabilities of actions where the rows have some."""
+        parameters = self._networks.layout.views(self._theta)
+        values, log_probs = [], []
+        with torch.no_grad():
+            for first in range(0, max(1, len(data["ego"])), _CHUNK):
+                rows = {name: tensor[first : first + _CHUNK] for name, tensor in data.items()}
+                values.append(self._networks.critic(parameters, rows))
+                if "action" in rows:
+                    outputs = self._networks.actor(parameters, rows)
+                    log_probs.append(self._networks.head.log_prob(parameters, "actor.", outputs, rows["action"]))
+        found = torch.cat(values).to("cpu", torch.float64).numpy()  # device sync: advantages are made in NumPy
+        return found * self._scale.std + self._scale.mean, torch.cat(log_probs) if log_probs else torch.zeros(0)
+
+    def _rewards(self) -> Float64[np.ndarray, "rows components"]:
+        rewards = self._rollout.column("rewards").astype(np.float64)
+        if self._conditioned:
+            return np.concatenate([self._rollout.column("team")[:, None], rewards], 1)
+        return scalarise(rewards, np.ones(len(OBJECTIVES)))[:, None]
+
+    def _normalise(self, returns: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Move the scale of returns along. Parameters that give the same values in it, and the returns in it."""
+        before = self._scale_tensors()
+        self._scale.observe(returns)
+        theta = self._theta.clone()
+        self._networks.rescale(self._networks.layout.views(theta), before, self._scale_tensors())
+        return theta, self._over_rollout((returns - self._scale.mean) / self._scale.std, rows)
+
+    def _scale_tensors(self) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.as_tensor(x, dtype=torch.float32) for x in (self._scale.mean, self._scale.std))
+        return mean.to(self._device), std.to(self._device)
+
+    def _mix(self, advantages: np.ndarray, rewards: np.ndarray, rows: np.ndarray) -> Tensor:
+        """One advantage per row: components normalised over the rows, then weighed.
+
+        A component without any reward is left out: its advantages are the critic's noise, and normalising would
+        make them as loud as the others.
+        """
+        normal = (advantages - advantages.mean(0)) / (advantages.std(0) + 1e-8)
+        normal[:, ~rewards.any(0)] = 0.0
+        if not self._conditioned:
+            return self._over_rollout(normal[:, 0], rows)
+        weights = self._settings.preference
+        individual = scalarise(normal[:, 1:], self._rollout.column("preference")[rows])
+        return self._over_rollout(weights.team_weight * normal[:, 0] + weights.individual_weight * individual, rows)
+
+    def _over_rollout(self, values: np.ndarray, rows: np.ndarray) -> Tensor:
+        """Values of some rows, at their places among all rows; zero elsewhere."""
+        spread = np.zeros((len(self._rollout), *values.shape[1:]), np.float32)
+        spread[rows] = values
+        return torch.from_numpy(spread).to(self._device)
+
+    def _learn(self, theta: Tensor, data: dict[str, Tensor], rows: np.ndarray) -> dict[str, float]:
+        """Epochs of minibatch steps, until the policy has moved by `target_kl`."""
+        own, device = self._own, self._device
+        rate = linear_schedule(own.learning_rate, own.learning_rate_end, self._progress)
+        bonus = linear_schedule(own.entropy, own.entropy_end, self._progress)
+        rate_tensor, bonus_tensor = torch.tensor(rate, device=device), torch.tensor(bonus, device=device)
+        m, v, step = self._m, self._v, torch.tensor(float(self.counters.training_step), device=device)
+        tables: list[np.ndarray] = []
+        for _ in range(own.epochs):
+            order, weight = minibatches(rows, own.minibatch_size, self._shuffling)
+            chosen, weights = torch.from_numpy(order).to(device), torch.from_numpy(weight).to(device)
+            measured = []
+            for index, share in zip(chosen, weights, strict=True):
+                batch = {name: tensor.index_select(0, index) for name, tensor in data.items()}
+                batch["weight"] = share
+                theta, m, v, step, metrics = self._step(as_leaf(theta), m, v, step, batch, rate_tensor, bonus_tensor)
+                measured.append(metrics)
+            table = torch.stack(measured).cpu().numpy()  # device sync: the metrics flush, once an epoch
+            broken = np.flatnonzero(~np.isfinite(table).all(1))
+            if len(broken):
+                dump = {name: tensor[chosen[broken[0]]].cpu().numpy() for name, tensor in data.items()}
+                raise NotFiniteError(f"the loss or its gradient is not finite: {_named(table[broken[0]])}", batch=dump)
+            tables.append(table)
+            if own.target_kl is not None and table[:, METRICS.index("approx_kl")].mean() > own.target_kl:
+                break
+        self._theta, self._m, self._v = theta, m, v
+        self.counters.training_step += sum(len(table) for table in tables)
+        found = _named(np.concatenate(tables).mean(0)) | {"approx_kl": _named(tables[-1].mean(0))["approx_kl"]}
+        used = {"learning_rate": rate, "entropy_weight": bonus, "epochs": len(tables), "rows": len(rows)}
+        return {**found, **{name: float(value) for name, value in used.items()}}
+
+    def _value_metrics(self, advantages: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+        """Per component: how much of the returns' variance the critic foresaw, and the returns' running scale."""
+        explained = 1.0 - advantages.var(0) / np.maximum(returns.var(0), 1e-12)
+        found: dict[str, float] = {}
+        for i, name in enumerate(self._networks.components):
+            tag = f"_{name}" if self._conditioned else ""
+            found[f"explained_variance{tag}"] = float(explained[i])
+            found[f"value_mean{tag}"], found[f"value_std{tag}"] = float(self._scale.mean[i]), float(self._scale.std[i])
+        return found
+
+    def state(self) -> LearnerState:
+        """See `core.spec.Learner`."""
+        tensors = {"theta": self._theta, "m": self._m, "v": self._v}
+        arrays = {name: np.array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
+        acting, values = self._policy.state()
+        rows = {f"rollout.{name}": array for name, array in self._rollout.state().items()}
+        own = {
+            "identity": self._identity,
+            "counters": asdict(self.counters),
+            "clock": self._clock,
+            "due": self._due,
+            "progress": self._progress,
+            "update_mode": self._step.mode,
+            "shuffling": generator_state(self._shuffling),
+        }
+        return LearnerState({**arrays, "scale": self._scale.state(), **acting, **rows}, {**own, "acting": values})
+
+    def load(self, state: LearnerState, *, weights_only: bool = False) -> None:
+        """See `core.spec.Learner`. Rows of another policy are of no use to this one: `weights_only` drops them.
+
+        Raises:
+            CheckpointError: it is another learner's, or something is missing.
+        """
+        tensors, values = state.tensors, state.values
+        check_identity(self._identity, values.get("identity", {}), self._layouts)
+        size = (self._networks.layout.size,)
+        flats = {name: take(tensors, name, size) for name in (("theta",) if weights_only else ("theta", "m", "v"))}
+        scale = take(tensors, "scale", self._scale.state().shape)
+        rollout = self._make_rollout()
+        if not weights_only:
+            require(values, ("counters", "clock", "due", "progress", "update_mode", "shuffling", "acting"))
+            stored = {name[8:]: array for name, array in tensors.items() if name.startswith("rollout.")}
+            rollout.load(stored)
+        self._policy.load(tensors, values.get("acting", {}), weights_only=weights_only)
+        zeros = np.zeros(size, np.float32)
+        self._theta, self._m, self._v = (
+            torch.from_numpy(flats.get(name, zeros).copy()).to(self._device) for name in ("theta", "m", "v")
+        )
+        self._scale.load(scale)
+        self._rollout = rollout
+        self.counters = Counters()
+        self._clock, self._due = 0, self._own.n_steps
+        if not weights_only:
+            self.counters = Counters(**values["counters"])
+            self._clock, self._due, self._progress = values["clock"], values["due"], values["progress"]
+            self._step.choose(values["update_mode"])
+            self._shuffling = generator_from_state(values["shuffling"])
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """See `core.spec.Learner`."""
+        self._step.invalidate()
+        self._policy.invalidate()
+
+    def close(self) -> None:
+        """See `core.spec.Learner`; nothing is held."""
+
+
+def _named(measured: np.ndarray) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(METRICS, measured, strict=True)}

@@ -1,0 +1,90 @@
+"""Weights of the objectives, one vector per vehicle, held for its life."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.objectives import OBJECTIVES
+from opencda_marl.core.seeds import Branch, generator, generator_from_state, generator_state
+from opencda_marl.settings.learning import PreferenceSettings
+
+__all__ = ["Preferences", "simplex_grid"]
+
+
+def simplex_grid(divisions: int, components: int = len(OBJECTIVES)) -> Float64[np.ndarray, "points components"]:
+    """All vectors of multiples of 1 / divisions that sum to 1, in lexical order."""
+    bars = combinations(range(divisions + components - 1), components - 1)
+    edges = np.array([(-1, *bar, divisions + components - 1) for bar in bars])
+    return (np.diff(edges, axis=1) - 1) / divisions
+
+
+class Preferences:
+    """Who weighs what.
+
+    Args:
+        settings: source and its parameters.
+        seed: of the run.
+
+    Raises:
+        ConfigError: `preference.fixed` is no point of the simplex.
+    """
+
+    def __init__(self, settings: PreferenceSettings, seed: int) -> None:
+        fixed = np.asarray(settings.fixed, np.float64)
+        if fixed.shape != (len(OBJECTIVES),) or abs(fixed.sum() - 1.0) > 1e-6:
+            raise ConfigError(
+                f"preference.fixed {list(settings.fixed)} must be {len(OBJECTIVES)} weights "
+                f"({', '.join(OBJECTIVES)}) that sum to 1"
+            )
+        self._settings = settings
+        self._fixed = fixed.astype(np.float32)
+        self._grid = simplex_grid(settings.divisions).astype(np.float32)
+        self._rng = generator(seed, Branch.PREFERENCE)
+        self._dealt = 0  # points of the grid given out so far
+        self._ids = np.zeros(0, np.int64)
+        self._held = np.zeros((0, len(OBJECTIVES)), np.float32)
+
+    def of(self, ids: Int64[np.ndarray, " rows"], *, explore: bool) -> Float32[np.ndarray, "rows objectives"]:
+        """The preference of each vehicle, drawn at its first sight.
+
+        `sampled` is for training: without `explore` everybody has `preference.fixed`.
+        """
+        source = self._settings.source
+        if source == "fixed" or (source == "sampled" and not explore):
+            return np.tile(self._fixed, (len(ids), 1))
+        new = ids[~np.isin(ids, self._ids)]
+        if len(new):
+            self._ids = np.concatenate([self._ids, new])
+            self._held = np.concatenate([self._held, self._draw(len(new))])
+        order = np.argsort(self._ids)
+        return self._held[order[np.searchsorted(self._ids, ids, sorter=order)]]
+
+    def forget(self, ids: Int64[np.ndarray, " ended"]) -> None:
+        """These vehicles have ended; their ids never come back."""
+        kept = ~np.isin(self._ids, ids)
+        self._ids, self._held = self._ids[kept], self._held[kept]
+
+    def _draw(self, count: int) -> Float32[np.ndarray, "count objectives"]:
+        if self._settings.source == "sampled":
+            drawn = self._rng.dirichlet([self._settings.concentration] * len(OBJECTIVES), count)
+            return np.asarray(drawn, np.float32)
+        index = (self._dealt + np.arange(count)) % len(self._grid)
+        self._dealt += count
+        return np.asarray(self._grid[index])
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Tensors and values, for a checkpoint."""
+        tensors: dict[str, np.ndarray] = {"preference.ids": self._ids.copy(), "preference.held": self._held.copy()}
+        return tensors, {"dealt": self._dealt, "generator": generator_state(self._rng)}
+
+    def load(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Become what `state` returned."""
+        self._ids, self._held = tensors["preference.ids"].copy(), tensors["preference.held"].copy()
+        self._dealt = int(values["dealt"])
+        self._rng = generator_from_state(values["generator"])
