@@ -17,7 +17,7 @@ from opencda_marl.core.errors import NotFiniteError
 from opencda_marl.core.spec import ActionSpec
 from opencda_marl.core.state import Command, Driver, Field, TrafficState
 from opencda_marl.env.compiled import kernel
-from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LIMIT, STOP
+from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LIMIT, STOP_LINE
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Commander", "action_spec", "envelope"]
@@ -38,8 +38,8 @@ def envelope(progress: float, route: Float64[np.ndarray, " columns"], braking: f
     bound = route[EXIT_LIMIT]
     if progress < route[EXIT]:
         bound = min(route[INSIDE_LIMIT], np.sqrt(bound * bound + 2.0 * braking * (route[EXIT] - progress)))
-    if progress < route[STOP]:
-        bound = min(route[LIMIT], np.sqrt(bound * bound + 2.0 * braking * (route[STOP] - progress)))
+    if progress < route[STOP_LINE]:
+        bound = min(route[LIMIT], np.sqrt(bound * bound + 2.0 * braking * (route[STOP_LINE] - progress)))
     return float(bound)
 
 

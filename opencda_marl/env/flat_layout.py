@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float32, Float64, Int8, Int16, Int64
 from opencda_marl.core.state import Driver, Field
 from opencda_marl.env.compiled import kernel
 from opencda_marl.env.layouts import NEAREST_IN_EGO43
-from opencda_marl.env.neighbours import LENGTH, STOP, RoadTables, lane_mates, select_nearest, squared_distance
+from opencda_marl.env.neighbours import LENGTH, STOP_LINE, RoadTables, lane_mates, select_nearest, squared_distance
 from opencda_marl.env.view import LANES, RADIUS, VEHICLE, add_to_scene, clip, finish_scene, living, relative
 
 __all__ = ["observe_flat"]
@@ -46,7 +46,7 @@ def _write_flat(
     out[2] = clip(values[i, _SPEED] / 20.0, 0.0, 2.0)
     out[3], out[4] = np.sin(values[i, _HEADING]), np.cos(values[i, _HEADING])
     out[5] = lanes[routes[i]] / parameters[LANES]
-    out[6] = clip((route[STOP] - progress) / 100.0, -1.0, 2.0)
+    out[6] = clip((route[STOP_LINE] - progress) / 100.0, -1.0, 2.0)
     out[7] = clip(free / radius, 0.0, 1.0)
     if len(out) == 9:
         out[8] = clip(progress / route[LENGTH], 0.0, 1.0)

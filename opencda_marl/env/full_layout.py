@@ -14,7 +14,7 @@ from opencda_marl.env.neighbours import (
     INSIDE_LIMIT,
     LENGTH,
     LIMIT,
-    STOP,
+    STOP_LINE,
     RoadTables,
     conflicting,
     lane_mates,
@@ -62,7 +62,7 @@ def _write_ego(
     """Ego features of layout `full`; returns the leader's slot, -1 for none."""
     route, length = tables.route[routes[i]], parameters[VEHICLE]
     progress, speed = values[i, _PROGRESS], values[i, _SPEED]
-    before, past = progress < route[STOP], progress >= route[EXIT] + length
+    before, past = progress < route[STOP_LINE], progress >= route[EXIT] + length
     limit, ahead_limit = route[LIMIT], route[INSIDE_LIMIT]
     if not before:
         limit = route[INSIDE_LIMIT] if progress < route[EXIT] else route[EXIT_LIMIT]
@@ -74,7 +74,7 @@ def _write_ego(
     out[0] = clip(speed / 20.0, 0.0, 2.0)
     out[1] = clip(speed / limit, 0.0, 2.0)
     out[2] = clip(values[i, _ACCEL] / 4.5, -2.0, 2.0)
-    out[3] = clip((route[STOP] - progress) / 100.0, -1.0, 2.0)
+    out[3] = clip((route[STOP_LINE] - progress) / 100.0, -1.0, 2.0)
     out[4] = 1.0 if not before and not past else 0.0
     out[5] = 1.0 if past else 0.0
     out[6] = clip((route[EXIT] + length - progress) / 100.0, -1.0, 2.0)
@@ -150,7 +150,7 @@ def _write_neighbour(
     out[15] = clip(values[j, _ACCEL] / 4.5, -2.0, 2.0)
     if acted[j]:
         out[16], out[17] = 1.0, held[j]
-    out[18] = clip((tables.route[routes[j], STOP] - values[j, _PROGRESS]) / 100.0, -1.0, 2.0)
+    out[18] = clip((tables.route[routes[j], STOP_LINE] - values[j, _PROGRESS]) / 100.0, -1.0, 2.0)
     if conflicting(i, j, values, routes, parameters[VEHICLE], tables.zones):
         _write_zone(i, j, values, tables.zones[routes[i], routes[j]], parameters[VEHICLE], out[19:28])
     if collision < np.inf:

@@ -26,7 +26,7 @@ __all__ = [
     "LIMIT",
     "OFFSET",
     "SLOWEST",
-    "STOP",
+    "STOP_LINE",
     "UNTIL",
     "RoadTables",
     "conflicting",
@@ -47,7 +47,7 @@ _X, _Y, _PROGRESS = (
 )
 
 # columns of RoadTables.route
-STOP, EXIT, LENGTH, LIMIT, INSIDE_LIMIT, EXIT_LIMIT = range(6)
+STOP_LINE, EXIT, LENGTH, LIMIT, INSIDE_LIMIT, EXIT_LIMIT = range(6)
 # columns of RoadTables.lead
 UNTIL, AFTER, OFFSET = range(3)
 
@@ -61,7 +61,7 @@ SLOWEST = 1.0
 class RoadTables(NamedTuple):
     """The crossing, packed for kernels (a NamedTuple is what they can take)."""
 
-    route: Float64[np.ndarray, "routes 6"]  # [m], [m/s]; columns STOP … EXIT_LIMIT
+    route: Float64[np.ndarray, "routes 6"]  # [m], [m/s]; columns STOP_LINE … EXIT_LIMIT
     lead: Float64[np.ndarray, "routes routes 3"]  # [m] columns UNTIL, AFTER, OFFSET; see `lead_distance`
     zones: Float64[np.ndarray, "routes routes 4"]  # [m] see `conflicts.zone_table`
     quarter: Int64[np.ndarray, "routes routes"]  # arm of the other: 0 mine, 1 on my right, 2 opposite, 3 on my left

@@ -1,0 +1,150 @@
+"""Who has decided and not yet been told what came of it: one open interval per vehicle, in arrays over slots."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from opencda_marl.core.spec import Closed
+from opencda_marl.env.compiled import kernel
+
+__all__ = ["Ledger", "join_closed", "no_closed"]
+
+
+@kernel
+def _earn(
+    rows: Int64[np.ndarray, " rows"],
+    values: Float64[np.ndarray, "parts rows"],
+    team: float,
+    discount: float,
+    parts: Float64[np.ndarray, "slots parts"],
+    life: Float64[np.ndarray, "slots parts"],
+    teams: Float64[np.ndarray, " slots"],
+    factor: Float64[np.ndarray, " slots"],
+    steps: Int64[np.ndarray, " slots"],
+) -> bool:
+    """Add one step to the open interval of each row; False if a value is not finite."""
+    finite = np.isfinite(team)
+    for r in range(len(rows)):
+        s = rows[r]
+        for p in range(values.shape[0]):
+            value = values[p, r]
+            finite = finite and np.isfinite(value)
+            parts[s, p] += factor[s] * value
+            life[s, p] += value
+        teams[s] += factor[s] * team
+        factor[s] *= discount
+        steps[s] += 1
+    return bool(finite)
+
+
+def no_closed(objectives: int) -> Closed:
+    """Nothing ended."""
+    none = np.zeros(0, np.int64)
+    return Closed(
+        ids=none,
+        slots=none,
+        rewards=np.zeros((0, objectives), np.float32),
+        team=np.zeros(0, np.float32),
+        elapsed=np.zeros(0, np.float32),
+        terminated=np.zeros(0, np.bool_),
+        truncated=np.zeros(0, np.bool_),
+    )
+
+
+def join_closed(pieces: list[Closed], objectives: int) -> Closed:
+    """One record of several, in their order."""
+    if not pieces:
+        return no_closed(objectives)
+    if len(pieces) == 1:
+        return pieces[0]
+    return Closed(
+        ids=np.concatenate([piece.ids for piece in pieces]),
+        slots=np.concatenate([piece.slots for piece in pieces]),
+        rewards=np.concatenate([piece.rewards for piece in pieces]),
+        team=np.concatenate([piece.team for piece in pieces]),
+        elapsed=np.concatenate([piece.elapsed for piece in pieces]),
+        terminated=np.concatenate([piece.terminated for piece in pieces]),
+        truncated=np.concatenate([piece.truncated for piece in pieces]),
+    )
+
+
+class Ledger:
+    """Open intervals. The reward of the first step after a decision counts fully, the next one discounted, …
+
+    Args:
+        slots: of the simulator.
+        matrix: weight of each part in each objective.
+        step_length: [s].
+        discount: of one step.
+    """
+
+    def __init__(
+        self, slots: int, matrix: Float64[np.ndarray, "parts objectives"], step_length: float, discount: float
+    ) -> None:
+        parts = len(matrix)
+        self.rows = np.zeros(0, np.int64)  # slots with an open interval, ascending
+        self.life = np.zeros((slots, parts))  # [slots, parts] undiscounted, since the first decision
+        self._matrix, self._step_length, self._discount = matrix, step_length, discount
+        self._open = np.zeros(slots, np.bool_)
+        self._parts = np.zeros((slots, parts))  # discounted, of the interval
+        self._team = np.zeros(slots)
+        self._factor = np.zeros(slots)
+        self._steps = np.zeros(slots, np.int64)
+
+    def clear(self) -> None:
+        """A new episode."""
+        self._open[:] = False
+        self.rows = np.zeros(0, np.int64)
+
+    def enter(self, slots: Int64[np.ndarray, " rows"]) -> None:
+        """New vehicles are in these slots."""
+        self.life[slots] = 0.0
+
+    def open(self, slots: Int64[np.ndarray, " rows"]) -> None:
+        """These vehicles have just decided."""
+        self._parts[slots] = 0.0
+        self._team[slots] = 0.0
+        self._factor[slots] = 1.0
+        self._steps[slots] = 0
+        self._open[slots] = True
+        self.rows = np.flatnonzero(self._open)
+
+    def is_open(self, slots: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
+        """Which of these vehicles have decided and wait for what comes of it."""
+        flags: Bool[np.ndarray, " rows"] = self._open[slots]
+        return flags
+
+    def earn(self, values: Float64[np.ndarray, "parts rows"], team: float) -> bool:
+        """Add one step to `rows`; False if a value is not finite."""
+        return _earn(
+            self.rows,
+            values,
+            team,
+            self._discount,
+            self._parts,
+            self.life,
+            self._team,
+            self._factor,
+            self._steps,
+        )
+
+    def close(
+        self,
+        slots: Int64[np.ndarray, " closed"],
+        ids: Int64[np.ndarray, " slots"],
+        terminated: Bool[np.ndarray, " closed"],
+        truncated: Bool[np.ndarray, " closed"],
+    ) -> Closed:
+        """What came of the decisions of these vehicles, which must be open."""
+        self._open[slots] = False
+        self.rows = np.flatnonzero(self._open)
+        return Closed(
+            ids=ids[slots],
+            slots=slots,
+            rewards=(self._parts[slots] @ self._matrix).astype(np.float32),
+            team=self._team[slots].astype(np.float32),
+            elapsed=(self._steps[slots] * self._step_length).astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+        )
