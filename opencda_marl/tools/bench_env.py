@@ -16,10 +16,11 @@ from opencda_marl.core.spec import Action, Step
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import PeakSettings
 from opencda_marl.tools.floor import BAND, Crossing, bare_loop
-from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave
+from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave, median
 
 __all__ = ["bench_env", "crossing_of", "env_steps", "holding_rate", "with_rate"]
 
+_SPANS = ("tick", "read", "observe", "reward", "metrics")
 _REPEATS = 7
 _STEPS = 600  # measured per block
 _EPISODE = 4000  # [steps]
@@ -61,6 +62,10 @@ def bench_env(settings: RunSettings, *, vehicles: int) -> dict[str, Any]:
         "what": "env",
         **{key: rows[0][key] for key in HEADLINE},  # with a decision at every step everything is done every step
         "rate_vph": round(rate, 1),
+        "span_ms": {
+            span: round(rows[0]["ms_median"] * median([block.spans[span] for block in blocks[next(iter(names))]]), 4)
+            for span in _SPANS
+        },
         "rows": rows,
         **load.report(),
     }
@@ -101,7 +106,7 @@ def env_steps(settings: RunSettings, vehicles: int, rate: float, steps: int) -> 
             seconds, counted, present = seconds + elapsed, counted + step.steps, present + inside * step.steps
             rows, acting = rows + float(step.observation.counts.sum()), acting + len(step.observation)
             if counted >= steps:
-                return Block(seconds, counted, present / counted, rows / max(1, acting))
+                return Block(seconds, counted, present / counted, rows / max(1, acting), drive.shares())
         raise SimulatorError(f"the environment cannot hold {vehicles} vehicles at {rate:.0f} vehicles/h/lane")
 
     return measure
@@ -113,7 +118,9 @@ class _Drive:
     def __init__(self, settings: RunSettings, vehicles: int) -> None:
         from opencda_marl.assemble import make_env
 
-        self.env = make_env(settings, spans=Spans(enabled=settings.recording.spans))
+        self._spans = Spans()  # on, as in the training loop
+        self._driven = 0.0  # [s] inside the environment since the shares were asked for
+        self.env = make_env(settings, spans=self._spans)
         # Crowds are slow, as in the bare loop: half the envelope for up to 50 vehicles, a quarter for 100.
         share = min(0.5, 25.0 / vehicles)
         self._value = np.float32(2.0 * share - 1.0)
@@ -124,11 +131,21 @@ class _Drive:
         """One timed step. [s], what came of it"""
         if self._now is None or self._now.done:
             self._episode += 1
+            kept = self._spans.take()
             self._now = self.env.reset(self._episode)
+            self._spans.seconds = kept
         action = Action(np.full((len(self._now.observation), 1), self._value, np.float32))
         begin = time.perf_counter()
         self._now = self.env.step(action)
-        return time.perf_counter() - begin, self._now
+        elapsed = time.perf_counter() - begin
+        self._driven += elapsed
+        return elapsed, self._now
+
+    def shares(self) -> dict[str, float]:
+        """By span, of the time spent in steps since the last call."""
+        seconds, driven = self._spans.take(), self._driven
+        self._driven = 0.0
+        return {span: seconds.get(span, 0.0) / driven for span in _SPANS}
 
 
 def holding_rate(settings: RunSettings, vehicles: int) -> float:

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ class Block:
     steps: int  # over which
     vehicles: float = 0.0  # mean present
     rows: float = 0.0  # mean neighbour rows of an acting vehicle
+    spans: Mapping[str, float] = field(default_factory=dict)  # share of the time by name
 
     @property
     def ms(self) -> float:
