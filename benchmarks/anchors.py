@@ -59,7 +59,7 @@ def envelope(roads: Roads, state: TrafficState, braking: float) -> Float64[np.nd
     return bound
 
 
-def _full_speed(state: TrafficState, bound: Float64[np.ndarray, " slots"]) -> Float64[np.ndarray, " slots"]:
+def _full_speed(_: TrafficState, bound: Float64[np.ndarray, " slots"]) -> Float64[np.ndarray, " slots"]:
     return bound
 
 
@@ -117,7 +117,9 @@ def free_flow(simulator: Simulator) -> list[dict[str, Any]]:
         )
         measured = _episode(simulator, alone, 1, _full_speed, 600)["times"][0][1]
         computed = roads.free_flow_time(route, vehicle.departure_speed, vehicle.acceleration, braking)
-        rows.append({"route": route, "movement": int(roads.movement[route]), "measured": measured, "computed": computed})
+        rows.append(
+            {"route": route, "movement": int(roads.movement[route]), "measured": measured, "computed": computed}
+        )
     return rows
 
 
@@ -175,16 +177,15 @@ def main(arguments: Sequence[str]) -> str:
     if chosen.json:
         chosen.json.write_text(json.dumps({"free_flow": alone, "traffic": rows}, indent=2) + "\n", encoding="utf-8")
     lines = ["| movement | free flow, measured [s] | computed [s] |", "|---|---|---|"]
-    for movement in Movement:
-        same = [row for row in alone if row["movement"] == movement]
-        means = [float(np.mean([row[key] for row in same])) for key in ("measured", "computed")]
-        lines.append(f"| {movement.name.lower()} | {means[0]:.2f} | {means[1]:.2f} |")
-    lines.append(f"| mean | {np.mean([r['measured'] for r in alone]):.2f} | {np.mean([r['computed'] for r in alone]):.2f} |")
+    groups = [(m.name.lower(), [row for row in alone if row["movement"] == m]) for m in Movement]
+    for name, same in [*groups, ("mean", alone)]:
+        measured, computed = (float(np.mean([row[key] for row in same])) for key in ("measured", "computed"))
+        lines.append(f"| {name} | {measured:.2f} | {computed:.2f} |")
     lines += [
         "",
         f"{len(chosen.seeds)} episodes of 120 s each:",
         "",
-        "| controller | vph/lane | vehicles | crashed % | travel time [s] | inside or waiting at the end | mean present |",
+        "| controller | vph/lane | vehicles | crashed % | travel time [s] | still inside or waiting | mean present |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [

@@ -6,21 +6,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numba import njit
 
-from opencda_marl.core.state import Field
-
 __all__ = ["compare_targets", "fill_values"]
 
-_X, _Y, _HEADING, _SPEED = int(Field.X), int(Field.Y), int(Field.HEADING), int(Field.SPEED)
-_ACCEL, _PROGRESS = int(Field.ACCEL), int(Field.PROGRESS)
+# Columns of `core.state.Field`, as numbers (a test compares): compiled code is cached by this file's contents alone.
+_X, _Y, _HEADING, _SPEED, _ACCEL, _PROGRESS = range(6)
 _TOLERANCE = 1e-6  # [m/s] between the commanded and the achieved speed
 
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
-@njit(cache=True)
+
+def _kernel(function: _Function) -> _Function:
+    """Compile at the first call; keep the code on disk where some folder can be written."""
+    try:
+        compiled = njit(cache=True)(function)
+    except RuntimeError:  # numba found no folder for its cache: it compiles anew in each process
+        compiled = njit(function)
+    return cast("_Function", compiled)
+
+
+@_kernel
 def compare_targets(
     rows: Int64[np.ndarray, " rows"],
     controlled: Bool[np.ndarray, " slots"],
@@ -69,7 +80,7 @@ def compare_targets(
     return count, switched, -1
 
 
-@njit(cache=True)
+@_kernel
 def fill_values(
     rows: Int64[np.ndarray, " rows"],
     fronts: Float64[np.ndarray, " twice_rows"],

@@ -142,10 +142,10 @@ def _lanes(root: ET.Element, path: Path) -> dict[str, _Lane]:
 
 
 def _middle(root: ET.Element, path: Path) -> ET.Element:
-    """The one junction that anything drives through."""
-    incoming = {c.attrib["from"] for c in root.iter("connection") if not c.attrib["from"].startswith(":")}
+    """The one junction that anything drives through; turning around at the end of an arm does not count."""
     ends = {e.attrib["id"]: e.get("to") for e in root.iter("edge") if not e.get("function")}
-    used = {ends[edge] for edge in incoming if edge in ends}
+    through = [c for c in root.iter("connection") if c.get("dir") in _MOVEMENTS and c.attrib["to"] in ends]
+    used = {ends[c.attrib["from"]] for c in through if c.attrib["from"] in ends}
     found = [j for j in root.iter("junction") if j.get("id") in used]
     if len(found) != 1:
         names = ", ".join(sorted(j.attrib["id"] for j in found)) or "none"
