@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from opencda_marl.core.errors import Interrupted, OpenCDAError
@@ -61,7 +61,8 @@ def quiet_stdout(as_json: bool) -> Iterator[None]:
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)
