@@ -28,6 +28,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e6e9ec",
     "axes.edgecolor": "#9aa5ae",
     "axes.labelcolor": _INK,
@@ -105,17 +106,19 @@ def traffic_plot(roads: Roads, tracks: Mapping[str, np.ndarray], step_length: fl
         crashed = np.isin(tracks["id"], tracks["end_id"][tracks["end_ending"] == Ending.COLLIDED])
         last = order[np.append(np.diff(tracks["id"][order]) != 0, True)] if len(order) else order
         where = last[crashed[last]]
-        axis.plot(values[where, Field.X], values[where, Field.Y], "x", ms=9, mew=2, color=_CRASH)
+        axis.plot(values[where, Field.X], values[where, Field.Y], "x", ms=6, mew=1.5, color=_CRASH)
         axis.set_aspect("equal")
         axis.set_xlabel("x [m]")
         axis.set_ylabel("y [m]")
         axis.set_title(f"Tracks; crashes marked: {len(where)} vehicles")
         left.colorbar(points, ax=axis, orientation="horizontal", fraction=0.05, pad=0.02, label="speed [m/s]")
+        inside = float((roads.junction_exit - roads.stop_line).max())  # [m]
         panels = right.subplots(len(roads.arms), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for arm, panel in enumerate(panels):
             _time_space(panel, order[roads.arm[routes[order]] == arm], tracks["id"], time, ahead, speed, where)
+            panel.axhspan(0.0, inside, color="#eceff2", zorder=0)
             panel.set_ylabel(f"from {roads.arms[arm]}\n[m]")
-        panels[0].set_title("Distance past the stop line over time, by arm; standing still is flat and dark")
+        panels[0].set_title("Distance past the stop line over time, by arm (shaded: the junction)")
         panels[-1].set_xlabel("time [s]")
         figure.suptitle(title)
     return out
@@ -133,7 +136,6 @@ def _time_space(
     """Lines of the vehicles of one arm, coloured by speed; `rows` are sorted by vehicle and step."""
     from matplotlib.collections import LineCollection
 
-    axis.axhspan(0.0, 29.0, color="#f1f3f5", zorder=0)
     joined = np.flatnonzero(np.diff(ids[rows]) == 0)
     here, there = rows[joined], rows[joined + 1]
     ends = np.stack([np.stack([time[i], ahead[i]], axis=-1) for i in (here, there)], axis=1)  # [segments, 2, 2]
@@ -141,7 +143,7 @@ def _time_space(
     lines.set_clim(0.0, _FAST)
     axis.add_collection(lines)
     mine = crashes[np.isin(crashes, rows)]
-    axis.plot(time[mine], ahead[mine], "x", ms=7, mew=2, color=_CRASH)
+    axis.plot(time[mine], ahead[mine], "x", ms=6, mew=1.5, color=_CRASH)
     axis.autoscale_view()
 
 
