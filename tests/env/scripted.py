@@ -20,14 +20,12 @@ STEP = 0.05
 
 def pose(roads: Roads, route: int, progress: float, length: float = 5.0) -> tuple[float, float, float]:
     """Centre and heading of a vehicle whose front bumper is at `progress`."""
-    points = roads.points[route, : roads.samples[route]]
-    at = np.clip(progress - length / 2, 0.0, roads.length[route])
-    mile = np.minimum(np.arange(len(points)) * roads.spacing, roads.length[route])
-    return (
-        float(np.interp(at, mile, points[:, 0])),
-        float(np.interp(at, mile, points[:, 1])),
-        float(np.interp(at, mile, np.unwrap(points[:, 2]))),
-    )
+    place = min(max(progress - length / 2, 0.0), float(roads.length[route])) / roads.spacing
+    k = min(int(place), int(roads.samples[route]) - 2)
+    (x, y, heading), (x2, y2, heading2) = roads.points[route, k].tolist(), roads.points[route, k + 1].tolist()
+    turned = (heading2 - heading + np.pi) % (2 * np.pi) - np.pi
+    t = min(place - k, 1.0)
+    return x + t * (x2 - x), y + t * (y2 - y), heading + t * turned
 
 
 def schedule_of(times: np.ndarray, routes: np.ndarray, drivers: np.ndarray | None = None, episode: int = 0) -> Schedule:
@@ -104,6 +102,11 @@ class ScriptedSimulator:
                 state.alive[slot] = False
                 ended.append((slot, ending))
         departed = self._enter()
+        for slot in departed.tolist():  # it may end in the very step in which it enters
+            ending = self._script(int(state.ids[slot]), 0)
+            if ending is not None:
+                state.alive[slot] = False
+                ended.append((slot, ending))
         slots = np.array([slot for slot, _ in ended], np.int64)
         events = Events(
             ids=state.ids[slots].copy(),
