@@ -100,7 +100,8 @@ class TrainingDisplay:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._picture)
+            # drawn when something happens, once a second at least: a thread of its own would take time from the loop
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture)
             self._live.start()
         return self
 
@@ -120,7 +121,8 @@ class TrainingDisplay:
                 self._print(f"{'resumed' if episode else 'run'}: {run_dir}")
                 self._print("init: " + "  ".join(f"{key}={init[key]}" for key in _INIT if key in init))
             case Beat(status):
-                self._status = status
+                self._status = {**self._status, **status}
+                self._progress = status.get("progress", self._progress)
             case EpisodeDone(line, progress, eta):
                 self._lines = [*self._lines, line][-_AVERAGED:]
                 self._unsaid.append(line)
@@ -136,11 +138,13 @@ class TrainingDisplay:
             case Note(text):
                 self._print(f"note: {text}")
             case Finished(summary):
-                self._progress, self._eta = 1.0, 0.0
+                self._progress, self._eta, self._status = 1.0, 0.0, {**self._status, "phase": "done"}
                 self._print(
                     f"trained: {summary['episodes']} episodes, {summary['env_steps']} steps in "
                     f"{seconds(summary['training_s'])}"
                 )
+        if self._live is not None:
+            self._live.refresh()
 
     def _print(self, text: str) -> None:
         self._console.print(escape(text), soft_wrap=True)
@@ -149,7 +153,7 @@ class TrainingDisplay:
         """One plain line: the episodes since the last one, averaged."""
         mean = _averages(self._unsaid)
         last = self._unsaid[-1]
-        spans = " ".join(f"{name} {number(value, 2)}" for name, value in mean["spans"].items() if value >= 0.005)
+        spans = _spans_in_words(mean["spans"], " ")
         self._print(
             f"episode {last['episode']}  return {number(mean['return'], 2)}  success {percent(mean['success'])} %  "
             f"collisions {percent(mean['collisions'])} %  {number(mean['ms'], 2)} ms/step ({spans})  "
@@ -175,8 +179,11 @@ class TrainingDisplay:
         return Group(Text(), _table(headings, rows, plain=False), Text(), self._spans(), Text(), done)
 
     def _spans(self) -> RenderableType:
-        shares = _averages(self._lines)["spans"]
-        return Text("ms per step: " + "  ".join(f"{name} {value:.2f}" for name, value in shares.items()), style="dim")
+        return Text("ms per step: " + _spans_in_words(_averages(self._lines)["spans"], "  "), style="dim")
+
+
+def _spans_in_words(spans: Mapping[str, float], between: str) -> str:
+    return between.join(f"{name} {value:.2f}" for name, value in spans.items() if value >= 0.005)
 
 
 def _row(name: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
