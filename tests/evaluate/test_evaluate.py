@@ -1,0 +1,154 @@
+"""Driving held-out traffic on real SUMO."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from opencda_marl.assemble import evaluation_traffic, make_env, make_learner, make_roads, training_traffic
+from opencda_marl.config import load_profile, to_yaml
+from opencda_marl.core.errors import CheckpointError, ConfigError
+from opencda_marl.core.run_folder import RunFolder
+from opencda_marl.core.spec import LearnerState
+from opencda_marl.evaluate import evaluate, find_policy
+from opencda_marl.settings.run import RunSettings
+
+_NAMES = (
+    *("policy", "profile", "episodes", "vehicles", "success_rate", "success_rate_departed", "collision_rate"),
+    *("near_miss_rate", "mean_delay_s", "mean_delay_inside_s", "mean_travel_time_s", "throughput_vph"),
+    *("running_at_end", "waiting_at_end", "overridden_share", "return"),
+)
+
+
+def _settings(*overrides: str) -> RunSettings:
+    wanted = ["demand.rate_vph=300.0", "max_steps=600", *overrides]
+    return load_profile("sumo-marl/intersection/quickstart", overrides=wanted).settings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with an untrained policy in it."""
+    settings = _settings()
+    path = tmp_path_factory.mktemp("runs") / "run"
+    env = make_env(settings)
+    try:
+        learner = make_learner(settings, env.observation_spec, env.action_spec)
+        state: LearnerState = learner.state()
+        spec = env.observation_spec
+        learner.close()
+    finally:
+        env.close()
+    with RunFolder.create(path) as folder:
+        folder.write_config(to_yaml(settings))
+        folder.write_run({"profile": "a/profile"})
+        extra = {"observation": [spec.name, spec.version], "profile": "a/profile"}
+        folder.checkpoints.save(1, state, extra, {"config.yaml": to_yaml(settings)}, best=True)
+        folder.checkpoints.save(2, state, {**extra, "observation": ["ego9", 1]}, {"config.yaml": to_yaml(settings)})
+    return path
+
+
+def test_the_names_that_programs_read(run: Path) -> None:
+    found = evaluate(run, seeds=range(9000, 9002))
+    assert set(_NAMES) <= found.keys()
+    assert (found["policy"], found["profile"], found["episodes"]) == (str(run), "a/profile", 2)
+    assert found["checkpoint"] == str(run / "checkpoints" / "episode_1")  # best, not latest
+    assert found["seeds"] == [9000, 9002]
+    assert found["preference"] == [0.6, 0.3, 0.1]
+    assert [row["seed"] for row in found["per_episode"]] == [9000, 9001]
+    assert found["vehicles"] == sum(row["arrived"] + row["collided"] + row["removed"] for row in found["per_episode"])
+    json.dumps(found)
+
+
+def test_the_same_seeds_give_the_same_figures(run: Path) -> None:
+    first = evaluate(run, seeds=range(9000, 9002))
+    by_path = evaluate(run / "checkpoints" / "episode_1", seeds=range(9000, 9002))
+    assert {**first, "policy": ""} == {**by_path, "policy": ""}
+    alone = evaluate(run, seeds=range(9001, 9002))
+    assert alone["per_episode"][0] == first["per_episode"][1]  # an episode follows from its seed alone
+    assert evaluate(run, seeds=range(9000, 9010), episodes=1)["per_episode"] == first["per_episode"][:1]
+
+
+def test_controllers_differ_as_they_should() -> None:
+    seeds = range(9000, 9003)
+    settings = _settings()
+    found = {name: evaluate(name, settings=settings, profile="p", seeds=seeds) for name in ("random", "full_speed")}
+    found |= {name: evaluate(name, settings=settings, seeds=seeds) for name in ("priority", "rule_based")}
+    assert found["random"]["profile"] == "p"
+    assert found["random"]["checkpoint"] is None
+    assert found["priority"]["collision_rate"] == found["rule_based"]["collision_rate"] == 0.0
+    assert found["full_speed"]["collision_rate"] < found["random"]["collision_rate"]
+    assert found["full_speed"]["mean_delay_s"] < found["priority"]["mean_delay_s"]
+    assert found["priority"]["overridden_share"] is None  # nothing was commanded: every vehicle is SUMO's
+    assert found["full_speed"]["overridden_share"] < 0.01
+    scheduled = {name: [row["scheduled"] for row in answer["per_episode"]] for name, answer in found.items()}
+    assert len({tuple(row) for row in scheduled.values()}) == 1  # the same traffic for everybody
+
+
+def test_held_out_traffic_is_not_that_of_training() -> None:
+    settings = _settings()
+    roads = make_roads(settings)
+    train, held_out = training_traffic(settings, roads), evaluation_traffic(settings, roads, [settings.seed])
+    assert train(1)[0].times.tolist() != held_out(1)[0].times.tolist()
+    assert train(1)[1] != held_out(1)[1]
+    other = evaluation_traffic(replace(settings, seed=99), roads, [settings.seed])
+    assert other(1)[0].times.tolist() == held_out(1)[0].times.tolist()  # the run's own seed does not matter
+    assert other(1)[1:] == held_out(1)[1:] == (held_out(1)[1], settings.seed)
+    assert make_roads(settings) is roads  # read once
+
+
+def test_trajectory_and_progress(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    out = tmp_path / "tracks.safetensors"
+    evaluate(
+        "full_speed",
+        settings=_settings("max_steps=200"),
+        seeds=range(2),
+        trajectory=out,
+        progress=lambda done, total: heard.append((done, total)),
+    )
+    assert heard == [(1, 2), (2, 2)]
+    tracks = load_file(out)
+    assert len(tracks["step"]) == len(tracks["id"]) == len(tracks["values"]) > 100
+
+
+def test_what_cannot_be_evaluated(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="random needs a profile"):
+        evaluate("random")
+    with pytest.raises(ConfigError, match="11 episodes cannot be driven on 10 seeds"):
+        evaluate("random", settings=_settings(), episodes=11)
+    with pytest.raises(CheckpointError, match="no run, checkpoint or controller 'radom'"):
+        evaluate("radom", settings=_settings())
+    with pytest.raises(CheckpointError):
+        evaluate(tmp_path, settings=_settings())
+    with pytest.raises(CheckpointError, match="trained on the observation"):
+        evaluate(run / "checkpoints" / "latest")
+    assert find_policy("priority").checkpoint is None
+
+
+def test_a_child_answers_the_same(run: Path, tmp_path: Path) -> None:
+    here = evaluate(run / "checkpoints" / "episode_1", seeds=range(9000, 9001))
+    request = tmp_path / "request.json"
+    tracks = tmp_path / "tracks.safetensors"
+    job = {"policy": str(run / "checkpoints" / "episode_1"), "rates_vph": [300.0, 100.0]}
+    job |= {"trajectory": str(tracks), "trajectory_rate_vph": 300.0}
+    asked = {"jobs": [job], "config": str(run), "profile": "a/profile", "seeds": [9000, 9001]}
+    request.write_text(json.dumps({**asked, "answer": str(tmp_path / "answer.json")}))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    with subprocess.Popen(
+        [sys.executable, "-m", "opencda_marl.evaluate", str(request)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        assert process.wait(120) == 0
+    rows = json.loads((tmp_path / "answer.json").read_text())
+    assert rows[0] == json.loads(json.dumps(here))
+    assert [row["rate_vph"] for row in rows] == [300.0, 100.0]
+    assert rows[1]["vehicles"] < rows[0]["vehicles"]
+    assert len(load_file(tracks)["step"]) > 100
