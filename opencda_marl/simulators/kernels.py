@@ -88,7 +88,6 @@ def fill_values(
     speeds: Float64[np.ndarray, " rows"],
     fresh: Bool[np.ndarray, " slots"],
     told: Float64[np.ndarray, " slots"],
-    odometer: Float64[np.ndarray, " slots"],
     values: Float64[np.ndarray, "slots fields"],
     origin: tuple[float, float],
     length: float,
@@ -105,7 +104,6 @@ def fill_values(
         speeds: [m/s]
         fresh: entered in this step, so placed and not yet moved; set to False.
         told: target speeds of this step, NaN: none. [m/s]
-        odometer: distance driven; brought up to date. [m]
         values: columns `Field`; brought up to date.
         origin: the junction's centre in SUMO's coordinates. [m]
         length: of a vehicle. [m]
@@ -126,11 +124,11 @@ def fill_values(
         if fresh[slot]:
             fresh[slot] = False
             values[slot, _ACCEL] = 0.0
-            odometer[slot] = 0.0
+            values[slot, _PROGRESS] = length
         else:
             before = values[slot, _SPEED]
             values[slot, _ACCEL] = (speed - before) / dt
-            odometer[slot] += speed * dt
+            values[slot, _PROGRESS] += speed * dt  # SUMO's Euler step
             target = told[slot]
             if not math.isnan(target):
                 commanded += 1
@@ -138,5 +136,4 @@ def fill_values(
                 if abs(speed - expected) > _TOLERANCE:
                     overridden += 1
         values[slot, _SPEED] = speed
-        values[slot, _PROGRESS] = length + odometer[slot]
     return commanded, overridden

@@ -8,22 +8,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float64
 
-from opencda_marl.core.errors import BackendMissingError, SimulatorError
-from opencda_marl.simulators.wheels import program, set_sumo_home
+from opencda_marl.core.errors import SimulatorError
+from opencda_marl.simulators.wheels import import_backend, program
 
-__all__ = ["LibsumoLink", "Link", "SumoOptions", "TraciLink", "import_backend"]
+__all__ = ["LibsumoLink", "Link", "Readings", "SumoOptions", "TraciLink"]
 
 Readings = tuple[
     Float64[np.ndarray, " twice_rows"], Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]
@@ -40,6 +37,7 @@ class SumoOptions:
 
     network: Path
     additional: Path  # vehicle types and routes
+    error_log: Path  # SUMO's exceptions do not say what happened, its log does
     seed: int
     step_length: float  # [s]
     gui: bool = False
@@ -49,6 +47,7 @@ class SumoOptions:
         options: dict[str, str | int | float] = {
             "--net-file": str(self.network),
             "--additional-files": str(self.additional),
+            "--error-log": str(self.error_log),
             "--seed": self.seed,
             "--step-length": self.step_length,
             "--step-method.ballistic": "false",
@@ -117,21 +116,6 @@ class Link(Protocol):
         """End it; may be called twice."""
 
 
-def import_backend(name: str) -> ModuleType:
-    """Import libsumo or traci, with `SUMO_HOME` set before.
-
-    Raises:
-        BackendMissingError: it is not installed, or cannot be loaded.
-    """
-    set_sumo_home()
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise BackendMissingError(
-            f"the Python package {name!r} cannot be imported: {error}", fix=f"pip install {name}"
-        ) from error
-
-
 class LibsumoLink:
     """SUMO inside this process. One simulation per process: libsumo keeps it in globals.
 
@@ -166,11 +150,13 @@ class LibsumoLink:
 
     def begin(self, options: SumoOptions) -> None:
         self._check_alone()
-        if self._open:
-            self._sumo.load(options.arguments())
-        else:
-            self._sumo.start(["sumo", *options.arguments()])
-            self._open = True
+        try:
+            if self._open:
+                self._sumo.load(options.arguments())  # as exact and as fast as closing and starting
+            else:
+                self._sumo.start(["sumo", *options.arguments()])
+        finally:
+            self._open = self._sumo.isLoaded()
 
     def option(self, name: str) -> str:
         return str(self._sumo.simulation.getOption(name))
@@ -259,7 +245,6 @@ class TraciLink:
             tc.VAR_ARRIVED_VEHICLES_NUMBER,
             tc.VAR_COLLISIONS,
         )
-        self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the simulation
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
 
@@ -279,15 +264,12 @@ class TraciLink:
                 [self._program, *options.arguments(), "--remote-port", str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self._log,
             )
+            # the port may be taken in between, perhaps by another SUMO that answers
             if self._connect(port) and self.option("additional-files") == str(options.additional):
                 return
-            self._end_process()  # the port was taken in between, perhaps by another SUMO that answered
-        raise SimulatorError(
-            f"{self._program} could not be started in {_PORT_TRIES} tries; it said: {self.last_words() or 'nothing'}",
-            fix="run `opencda-marl doctor`",
-        )
+            self._end_process(patience=0.0)
+        raise ConnectionError(f"{self._program} did not answer on any of {_PORT_TRIES} ports")
 
     def _connect(self, port: int) -> bool:
         assert self._process is not None
@@ -299,13 +281,6 @@ class TraciLink:
             except OSError:
                 time.sleep(0.02)
         return False
-
-    def last_words(self) -> str:
-        """What SUMO wrote to its standard error."""
-        if self._log.closed:
-            return ""
-        self._log.seek(0)
-        return self._log.read().strip()[-2000:]
 
     def option(self, name: str) -> str:
         return str(self._connection.simulation.getOption(name))
@@ -363,16 +338,15 @@ class TraciLink:
             connection, self._connection = self._connection, None
             with contextlib.suppress(*self.errors):  # it may be dead; the process is ended below either way
                 connection.close(False)
-        self._end_process()
-        self._log.close()
+        self._end_process(patience=2.0)
 
-    def _end_process(self) -> None:
+    def _end_process(self, *, patience: float) -> None:
         self._connection = None
         if self._process is None:
             return
         process, self._process = self._process, None
         try:
-            process.wait(timeout=2.0)
+            process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,7 +1,7 @@
 """SUMO <-> arrays: one bulk write, one tick, one bulk read per step.
 
-The state is SUMO's own, to the last bit: positions, angles and speeds are read; the distance driven and
-the acceleration follow from the speeds exactly as in SUMO's Euler step (tested against its getters).
+Positions, angles and speeds are read. The distance driven and the acceleration follow from the speeds as in
+SUMO's own Euler step, which saves two of five getters (a test compares them with what those say).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from jaxtyping import Int64
 
-from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
+from opencda_marl.core.errors import ConfigError, SimulatorError
 from opencda_marl.core.frames import centre_of_front
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import SimulatorInfo
@@ -24,8 +24,8 @@ from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Sche
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
 from opencda_marl.simulators.admission import Admission
 from opencda_marl.simulators.kernels import compare_targets, fill_values
-from opencda_marl.simulators.links import LibsumoLink, Link, SumoOptions, TraciLink, import_backend
-from opencda_marl.simulators.wheels import program, set_sumo_home, wheel_version
+from opencda_marl.simulators.links import LibsumoLink, Link, Readings, SumoOptions, TraciLink
+from opencda_marl.simulators.wheels import choose_backend, inspect_sumo
 
 __all__ = ["SumoSimulator", "choose_backend", "inspect_sumo"]
 
@@ -40,46 +40,10 @@ _SLOW = (
     "SUMO runs over TraCI, which is several times slower than libsumo (5 to 10 times a bare step at 25 vehicles);"
     " pip install libsumo for the fast one"
 )
+_DOCTOR = "run `opencda-marl doctor`"
 _End = tuple[int, Ending, int, str]  # slot, how, partner's id or -1, reason
 _NONE = np.zeros(0, np.int64)
-_NONE.setflags(write=False)
-
-
-def choose_backend(settings: SimulatorSettings) -> str:
-    """ "libsumo" or "traci".
-
-    Raises:
-        BackendMissingError: what was asked for is not installed; for `auto`, neither is.
-        ConfigError: a window was asked for from libsumo, which has none.
-    """
-    if settings.gui and settings.backend == "libsumo":
-        raise ConfigError("simulator.gui needs simulator.backend traci (or auto): libsumo has no window")
-    if not settings.gui and settings.backend != "traci":
-        try:
-            import_backend("libsumo")
-            return "libsumo"
-        except BackendMissingError as error:
-            if settings.backend == "libsumo" or wheel_version("traci") is None:
-                raise error
-    import_backend("traci")
-    program("sumo-gui" if settings.gui else "sumo")
-    return "traci"
-
-
-def inspect_sumo() -> dict[str, str | None]:
-    """Versions of libsumo, traci and the sumo program, and `SUMO_HOME`; None where something is missing."""
-    home = set_sumo_home()
-    try:
-        where: str | None = str(program("sumo"))
-    except BackendMissingError:
-        where = None
-    return {
-        "libsumo": wheel_version("libsumo"),
-        "traci": wheel_version("traci"),
-        "sumo": wheel_version("eclipse-sumo"),
-        "sumo_program": where,
-        "SUMO_HOME": None if home is None else str(home),
-    }
+_NONE.setflags(write=False)  # shared by all events without any
 
 
 def _additional(roads: Roads, vehicle: VehicleSettings, demand: DemandSettings) -> str:
@@ -143,6 +107,7 @@ class SumoSimulator:
         self._link = _link(backend, gui=simulator.gui)
         self._folder = tempfile.TemporaryDirectory(prefix="opencda-marl-")
         self._types = Path(self._folder.name) / "types.add.xml"
+        self._log = Path(self._folder.name) / "errors.txt"
         self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
         # Standing bumper to bumper with its gap, every route has so many vehicles: more wait outside.
         slots = int(np.ceil(roads.length / (vehicle.length + vehicle.min_gap)).sum())
@@ -160,6 +125,9 @@ class SumoSimulator:
         self._state = TrafficState.empty(slots)
         self._schedule: Schedule | None = None
         self._closed = False
+        self._begin_arrays()
+        self._read_rows((np.zeros(0), np.zeros(0), np.zeros(0)))  # compiles now, not in somebody's first step
+        self._write(Command(np.zeros(slots), np.zeros(slots, np.bool_)))
 
     # ---------------------------------------------------------------- an episode's beginning and end
 
@@ -167,35 +135,40 @@ class SumoSimulator:
         """Begin an episode, see `core.simulator.Simulator`."""
         if self._closed:
             raise SimulatorError("the simulator was closed; make a new one")
-        options = SumoOptions(Path(self.roads.network), self._types, seed, self._dt, self._gui)
+        options = SumoOptions(Path(self.roads.network), self._types, self._log, seed, self._dt, self._gui)
         self._schedule = None
         try:
             self._link.begin(options)
             heard = self._link.option("seed")
         except self._link.errors as error:
-            raise SimulatorError(f"SUMO could not begin episode {schedule.episode}: {error}") from error
+            raise SimulatorError(
+                f"SUMO could not begin episode {schedule.episode} on {self.roads.network}: {self._last_words(error)}",
+                fix=_DOCTOR,
+            ) from error
         if heard != str(seed):
             raise SimulatorError(f"SUMO runs with seed {heard}, not {seed}")
-        slots = self.info.slots
         state = self._state
-        fresh = TrafficState.empty(slots)
+        fresh = TrafficState.empty(self.info.slots)
         state.step, state.time = 0, 0.0
         for name in ("ids", "alive", "drivers", "routes", "values"):
             getattr(state, name)[...] = getattr(fresh, name)
         self._schedule = schedule
         self._admission.begin(schedule)
+        self._begin_arrays()
+        return state
+
+    def _begin_arrays(self) -> None:
+        slots = self.info.slots
         self._pending: dict[str, int] = {}  # asked for, not yet on the road: name -> index in the schedule
         self._free = list(range(slots))  # a heap: low slots first
         self._ended: list[int] = []  # slots to be freed in the next step
-        self._rows: Int64[np.ndarray, " rows"] = _NONE  # slots of vehicles on the road, ascending
+        self._rows: Int64[np.ndarray, " rows"] = np.zeros(0, np.int64)  # slots of vehicles on the road, ascending
         self._row_names: list[str] = []
         self._names = [""] * slots
         self._told = np.full(slots, np.nan)  # the target speed that SUMO was last told; NaN: none
         self._fresh = np.zeros(slots, np.bool_)  # entered in this step
-        self._odometer = np.zeros(slots)  # [m]
         self._changed = np.zeros(slots, np.int64)  # scratch
         self._speeds = np.zeros(slots)  # scratch
-        return state
 
     def close(self) -> None:
         """End SUMO and remove its files; may be called twice."""
@@ -204,6 +177,14 @@ class SumoSimulator:
             self._schedule = None
             self._link.close()
             self._folder.cleanup()
+
+    def _last_words(self, error: Exception) -> str:
+        """What went wrong: SUMO's log, else the exception's words (libsumo's log is empty until the process ends)."""
+        try:
+            said = self._log.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            said = ""
+        return " ".join(said.splitlines()) if said else f"{error} (see also what SUMO wrote on standard error)"
 
     # ---------------------------------------------------------------- a step
 
@@ -225,7 +206,7 @@ class SumoSimulator:
             episode, step = self._schedule.episode, self._state.step
             self._schedule = None
             raise SimulatorError(
-                f"SUMO failed in step {step} of episode {episode}: {error}",
+                f"SUMO failed in step {step} of episode {episode}: {self._last_words(error)}",
                 fix="start again from the last checkpoint (--resume); if it repeats, run `opencda-marl doctor`",
             ) from error
 
@@ -263,6 +244,7 @@ class SumoSimulator:
         )
         if bad >= 0:
             speed = float(command.target_speed[self._rows[bad]])
+            self._schedule = None  # half of the command is booked as told
             raise SimulatorError(f"vehicle {names[bad]} was told to drive {speed} m/s, which is no speed")
         if count:
             who = [names[i] for i in self._changed[:count].tolist()]
@@ -285,7 +267,7 @@ class SumoSimulator:
         present, departed, arrived = link.changes()
         if departed or arrived or present != len(self._rows):
             entered, ends = self._who_is_there()
-        commanded, overridden = self._read_values() if self._row_names else (0, 0)
+        commanded, overridden = self._read_rows(link.read(self._row_names)) if self._row_names else (0, 0)
         collisions = link.collisions()
         if collisions:
             ends += self._collide(collisions)
@@ -305,8 +287,8 @@ class SumoSimulator:
             self._end(ends, events)
         return events
 
-    def _read_values(self) -> tuple[int, int]:
-        fronts, angles, speeds = self._link.read(self._row_names)
+    def _read_rows(self, readings: Readings) -> tuple[int, int]:
+        fronts, angles, speeds = readings
         vehicle = self._vehicle
         commanded, overridden = fill_values(
             self._rows,
@@ -315,7 +297,6 @@ class SumoSimulator:
             speeds,
             self._fresh,
             self._told,
-            self._odometer,
             self._state.values,
             self.roads.origin,
             vehicle.length,

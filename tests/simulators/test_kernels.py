@@ -76,7 +76,7 @@ def test_values(seed: int) -> None:
     count = len(rows)
     fronts, angles = rng.uniform(-100, 100, (count, 2)), rng.uniform(0, 360, count)
     fresh = rng.uniform(size=SLOTS) < 0.2
-    values, odometer = rng.uniform(0, 13, (SLOTS, FIELDS)), rng.uniform(0, 100, SLOTS)
+    values = rng.uniform(0, 13, (SLOTS, FIELDS))
     told = np.where(rng.uniform(size=SLOTS) < 0.4, np.nan, rng.uniform(0, 17, SLOTS))
     before = values[rows, Field.SPEED].copy()
     with np.errstate(invalid="ignore"):
@@ -84,22 +84,18 @@ def test_values(seed: int) -> None:
     # half of them do what they are told, half something else
     obeys = rng.uniform(size=count) < 0.5
     speeds = np.where(obeys & ~np.isnan(possible), possible, before + 1.0)
-    expected, driven = values.copy(), odometer.copy()
+    expected = values.copy()
     new = fresh[rows]
     heading = heading_of_sumo_angle(angles)
-    driven[rows] = np.where(new, 0.0, odometer[rows] + speeds * 0.05)
     expected[rows, :2] = centre_of_front(fronts - np.array([3.0, -4.0]), heading, 5.0)
     expected[rows, Field.HEADING] = heading
     expected[rows, Field.SPEED] = speeds
     expected[rows, Field.ACCEL] = np.where(new, 0.0, (speeds - before) / 0.05)
-    expected[rows, Field.PROGRESS] = 5.0 + driven[rows]
+    expected[rows, Field.PROGRESS] = np.where(new, 5.0, values[rows, Field.PROGRESS] + speeds * 0.05)
     asked = ~np.isnan(told[rows]) & ~new
-    found = fill_values(
-        rows, fronts.ravel(), angles, speeds, fresh, told, odometer, values, (3.0, -4.0), 5.0, 4.5, 2.6, 0.05
-    )
+    found = fill_values(rows, fronts.ravel(), angles, speeds, fresh, told, values, (3.0, -4.0), 5.0, 4.5, 2.6, 0.05)
     assert found == (int(asked.sum()), int((asked & (np.abs(speeds - possible) > 1e-6)).sum()))
     exact = [Field.SPEED, Field.ACCEL, Field.PROGRESS, Field.SCHEDULED_AT, Field.DEPARTED_AT]
     assert np.array_equal(values[:, exact], expected[:, exact])
     assert np.abs(values - expected).max() < 1e-12
-    assert np.array_equal(odometer, driven)
     assert not fresh[rows].any()
