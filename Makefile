@@ -41,7 +41,7 @@ test: setup ## lint, types, layers, docs, quick tests
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(BIN)/lint-imports
-	$(PY) -m mkdocs build --quiet --strict --site-dir site
+	$(PY) -m mkdocs build --strict --site-dir site
 	$(PY) -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: setup ## long learning and drills
@@ -52,7 +52,7 @@ bench: setup ## what a step, an action, an update and a run cost here
 
 docs: setup ## the settings' table from settings/, then the pages in site/
 	$(PY) -m opencda_marl.config_reference docs/configuration.md
-	$(PY) -m mkdocs build --quiet --strict --site-dir site
+	$(PY) -m mkdocs build --strict --site-dir site
 
 clean: ## caches and built pages; runs and .venv stay
 	rm -rf site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis ./*.egg-info

@@ -31,6 +31,6 @@ class Said:
 def python(*arguments: str, cwd: Path | None = None, **more: Any) -> Said:
     """Python with the checkout on its path, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd or ROOT, capture_output=True, text=True, check=False, timeout=120, **more
+        [sys.executable, *arguments], cwd=cwd or ROOT, capture_output=True, text=True, check=False, timeout=500, **more
     )
     return Said(done.returncode, done.stdout, done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def test_stdout_comes_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     for command in ("config reference", f"config show -t {QUICKSTART}", f"config show -t {QUICKSTART} --json"):
-        pipe = f"{sys.executable} -m opencda_marl.cli {command} | true"
+        pipe = f"{shlex.quote(sys.executable)} -m opencda_marl.cli {command} | true"
         done = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stderr == "", command
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from said import ROOT, Said, python
 
+pytestmark = pytest.mark.timeout(600)  # the first run of a fresh clone compiles its kernels, here under cProfile
+
 Typed = Callable[..., Said]
 PROFILE = "sumo-marl/intersection/route_speed_only_pcmappo"
 SHORT = ("max_steps=200", "demand.rate_vph=200", "learner.n_steps=100", "evaluation.final=false")
