@@ -9,6 +9,7 @@ process's doing (see `tools.drift`).
 from __future__ import annotations
 
 import pstats
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,9 @@ from opencda_marl.tools.measure import Load
 __all__ = ["profile", "proportions"]
 
 _DEADLINE = 1800.0  # [s] of one run
-_LISTED = 25  # functions in the table
+_LISTED = 30  # functions in the table
+_LOADING = re.compile(r"importlib|marshal\.loads|_imp\.|builtins\.(exec|compile|__build_class__)|numba/|llvmlite/")
+"""Functions that start a program; an episode has nothing to do with them."""
 
 
 def profile(
@@ -98,11 +101,16 @@ def proportions(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides for one episode that holds its share of learning: an update at least at its end."""
+    """Overrides for one episode that holds its share of learning.
+
+    An update comes at the first common decision behind `n_steps`, and steps count from the first vehicle on:
+    the last twentieth of the episode makes sure of that moment.
+    """
     from opencda_marl.config import load_profile
 
     settings = load_profile(name, config_root=config_root, overrides=overrides).settings
-    share = min(settings.learner.n_steps, settings.max_steps)
+    slack = max(10 * settings.decision_interval, settings.max_steps // 20)
+    share = max(1, min(settings.learner.n_steps, settings.max_steps - slack))
     return (
         *overrides,
         "max_episodes=1",
@@ -115,17 +123,18 @@ def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) 
 
 
 def _dearest(file: Path) -> list[dict[str, Any]]:
-    """The functions that cost most in their own lines."""
+    """The functions that cost most in their own lines, those that load modules left out."""
     stats = cast(Any, pstats.Stats(str(file)))  # documented, but not in the stubs
     total = float(stats.total_tt)
-    rows = sorted(stats.stats.items(), key=lambda item: item[1][2], reverse=True)[:_LISTED]
-    return [
+    rows = [
         {
-            "function": function if file_name == "~" else f"{short_path(file_name)}:{number}({function})",
+            "function": function if path == "~" else f"{short_path(path)}:{number}({function})",
             "calls": calls,
             "own_s": round(own, 4),
             "cumulative_s": round(cumulative, 4),
             "own_share": round(own / total, 4) if total else 0.0,
         }
-        for (file_name, number, function), (_, calls, own, cumulative, _callers) in rows
+        for (path, number, function), (_, calls, own, cumulative, _callers) in stats.stats.items()
+        if not _LOADING.search(f"{path}:{function}")
     ]
+    return sorted(rows, key=lambda row: row["own_s"], reverse=True)[:_LISTED]

@@ -93,3 +93,43 @@ def test_what_is_measured_is_chosen(run_all: Any, monkeypatch: pytest.MonkeyPatc
     run_all.main(["--only", "start", "--json", str(tmp_path / "a.json")])
     assert "| start | 0.50 |" in "".join(said)
     assert '"env"' not in (tmp_path / "a.json").read_text()
+
+
+@pytest.mark.slow
+def test_the_environment_is_measured_at_the_wanted_number_of_vehicles() -> None:
+    found = bench("env", vehicles=15)
+    assert {"what", "ms_median", "floor_ms_median", "ratio", "speedup", "vehicles", "mean_rows"} <= found.keys()
+    assert {"threads", "load", "rows", "others", "profile"} <= found.keys()
+    assert [row["name"] for row in found["rows"]] == ["env step, decision every 1", "env step, decision every 10"]
+    assert found["vehicles"] == pytest.approx(15, rel=0.2)
+    assert found["rows"][0]["floor_vehicles"] == pytest.approx(15, rel=0.2)
+    assert found["ratio"] > 1.0  # it does all that the floor does, and more
+    assert sum(found["span_ms"].values()) <= found["ms_median"] * 1.05
+
+
+@pytest.mark.slow
+def test_acting_is_measured_against_plain_modules() -> None:
+    found = bench("act", vehicles=5, threads=1)
+    assert [row["name"].partition(",")[0] for row in found["rows"][1:]] == ["deepsets 64", "attention 64", "lstm 256"]
+    assert all(row["ms_median"] > 0 and row["floor_ms_median"] > 0 for row in found["rows"])
+    assert 10 <= found["mean_rows"] <= 13
+
+
+@pytest.mark.slow
+def test_updates_are_measured_in_both_forms() -> None:
+    found = bench("update", vehicles=25, threads=1, overrides=["learner.epochs=1"])
+    assert [row["name"] for row in found["rows"]] == ["eager", "compiled"]
+    assert found["ms_median"] == found["rows"][0]["ms_median"]
+    assert found["update_rows"] == 10_000
+
+
+@pytest.mark.slow
+def test_whole_runs_are_measured_beside_the_floor() -> None:
+    overrides = ["max_steps=300", "learner.n_steps=250"]
+    found = bench("run", vehicles=10, threads=1, overrides=overrides)
+    assert found["ratio"] > 1.0
+    assert found["vehicles"] == pytest.approx(10, rel=0.4)
+    assert found["span_ms"]["update"] > 0
+    assert 0 < found["start_s"] < 60
+    assert found["memory_mib"] > 100
+    assert len(found["rows"]) == 3

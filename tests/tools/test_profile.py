@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from opencda_marl.core.spans import SPANS
 from opencda_marl.tools.child_runs import differing_fields
-from opencda_marl.tools.profile import proportions
+from opencda_marl.tools.drift import compare, read_costs
+from opencda_marl.tools.profile import profile, proportions
 
 
 def test_shares_and_what_is_unaccounted_sum_to_one() -> None:
@@ -28,3 +31,20 @@ def test_an_episode_line_is_compared_without_its_timing() -> None:
         "episode 1: return is 0.30000000000000004 and 0.3",
     ]
     assert differing_fields([line], [{**line, "near_missed": None}]) == ["episode 1: only one has near_missed"]
+
+
+def test_an_episode_is_profiled_with_its_share_of_learning(tmp_path: Path) -> None:
+    overrides = ["max_steps=300", "demand.rate_vph=400", "demand.rate_draw=choice", "threads=1"]
+    found = profile("sumo-marl/intersection/route_speed_only_pcmappo", folder=tmp_path, overrides=overrides)
+    assert found["identical_summary"] is True
+    assert found["differences"] == []
+    assert found["steps"] == 300
+    for span in ("tick", "read", "act", "update"):
+        assert 0 < found["spans"][span] < 1
+    assert sum(found["spans"].values()) + found["unaccounted_share"] == pytest.approx(1.0, abs=0.01)
+    assert found["unprofiled"]["ms_per_step"] < found["ms_per_step"]
+    assert any("simulation_step" in row["function"] for row in found["functions"])
+    # the same code against itself: whatever the machine did, no change is named that is not there
+    assert found["against"] is None
+    before = read_costs(Path(found["pstats"]))
+    assert compare(before, before)["changed"] == []

@@ -13,7 +13,7 @@ import pytest
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError
 from opencda_marl.core.spec import LearnerState
-from opencda_marl.tools.verify_resume import differing_runs, differing_states
+from opencda_marl.tools.verify_resume import differing_runs, differing_states, verify_resume
 
 
 def _state() -> LearnerState:
@@ -135,3 +135,16 @@ def test_a_run_without_a_checkpoint_is_an_error(runs: tuple[Path, Path]) -> None
     shutil.rmtree(runs[1] / "checkpoints")
     with pytest.raises(CheckpointError):
         differing_runs(*runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["route_speed_only_pcmappo", "route_speed_only_mappo", "page_layout_pcmappo"])
+def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(profile: str, tmp_path: Path) -> None:
+    found = verify_resume(f"sumo-marl/intersection/{profile}", folder=tmp_path)
+    assert found["differences"] == []
+    assert found["exact"] is True
+    assert found["compared"]["episodes"] == 4
+    assert found["compared"]["metrics"] >= 3
+    # the drill can fail: another seed is another run
+    other = verify_resume(f"sumo-marl/intersection/{profile}", folder=tmp_path / "other", overrides=["seed=2"])
+    assert differing_runs(Path(found["runs"][1]), Path(other["runs"][1]))[0]
