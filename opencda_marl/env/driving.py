@@ -57,7 +57,7 @@ class DrivingEnv:
         simulator: who moves them.
         settings: of the run.
         traffic: who comes, in each episode.
-        spans: gets "observe", "reward" and "metrics".
+        spans: gets "act" (what turns an action into commands), "observe", "reward" and "metrics".
         synchronous: whenever a vehicle must act, all act (for interfaces where every agent acts in every step);
             intervals are cut short by vehicles that enter.
 
@@ -148,8 +148,9 @@ class DrivingEnv:
         """
         if self._done:
             raise OpenCDAError("the episode is over: call reset before step")
-        self._commander.take(action.values, self._due)
-        self._ledger.open(self._due)
+        with self._spans("act"):
+            self._commander.take(action.values, self._due)
+            self._ledger.open(self._due)
         return self._run()
 
     def record(self) -> EpisodeRecord:
@@ -195,9 +196,10 @@ class DrivingEnv:
     def _advance(self, closed: list[Closed], final: list[Observation]) -> Int64[np.ndarray, " entered"]:
         """One step of the simulator; returns the slots of vehicles that the policy must drive from now on."""
         assert self._book is not None
-        command = self._commander.command(self.state)
-        self._rules.add(command, self.state)
-        np.copyto(self._before, self.state.values)
+        with self._spans("act"):
+            command = self._commander.command(self.state)
+            self._rules.add(command, self.state)
+            np.copyto(self._before, self.state.values)
         self.state, events = self._simulator.step(command)
         ended = len(events.slots) > 0
         with self._spans("reward"):
@@ -208,11 +210,9 @@ class DrivingEnv:
             self._book.count(self.state, events, self._proximity.missed)
             if self._trajectory is not None:
                 self._trajectory.add(self.state, events)
-        if ended:
-            self._close_ended(events, closed, final)
-        if len(events.departed) == 0:
-            return _NO_SLOTS
-        return self._admit(events.departed)
+            if ended:
+                self._close_ended(events, closed, final)
+            return self._admit(events.departed) if len(events.departed) else _NO_SLOTS
 
     def _look(self, events: Events) -> None:
         """Pairs of vehicles, the last moment of those that ended included."""
@@ -302,22 +302,22 @@ class DrivingEnv:
     ) -> Step:
         """Somebody must act."""
         assert self._book is not None
+        self._due = due
         with self._spans("reward"):
             if everyone and len(self._ledger.rows):
                 rows = self._ledger.rows
                 on = np.zeros(len(rows), np.bool_)
                 closed.append(self._ledger.close(rows, self.state.ids, on, on))
-        self._due = due
-        observation = self._observe(due)
-        self._book.count_rows(observation)
-        return Step(
-            observation=observation,
-            closed=join_closed(closed, len(self.objectives)),
-            final=self._join(final),
-            everyone=everyone,
-            done=False,
-            steps=steps,
-        )
+            observation = self._observe(due)
+            self._book.count_rows(observation)
+            return Step(
+                observation=observation,
+                closed=join_closed(closed, len(self.objectives)),
+                final=self._join(final),
+                everyone=everyone,
+                done=False,
+                steps=steps,
+            )
 
     def _finish(self, closed: list[Closed], final: list[Observation], *, steps: int) -> Step:
         """The episode is over: whoever is still driving is cut off, not ended."""
