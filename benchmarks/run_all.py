@@ -31,7 +31,7 @@ _SETS = ["context.encoder=deepsets", "context.hidden=64", "learner.train_context
 
 
 def _command(what: str, name: str, threads: int, vehicles: int | None, overrides: Sequence[str]) -> str:
-    words = [f"opencda-marl bench {what}", f"-t {name.rpartition('/')[2]}", f"--threads {threads}"]
+    words = [f"opencda-marl bench {what}", f"-t {name}", f"--threads {threads}"]
     return " ".join([*words, *([f"--vehicles {vehicles}"] if vehicles else []), *overrides])
 
 
@@ -75,7 +75,7 @@ def profile_table() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             overrides = ["demand.rate_vph=200", "demand.rate_draw=choice"]
             measured = profile(name, folder=Path(folder), overrides=overrides)
-            command = f"opencda-marl profile -t {name.rpartition('/')[2]} {' '.join(overrides)}"
+            command = f"opencda-marl profile -t {name} {' '.join(overrides)}"
             found.append({"command": command, **measured, "pstats": None})
     return found
 

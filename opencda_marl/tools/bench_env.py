@@ -130,8 +130,8 @@ class _Drive:
     def step(self) -> tuple[float, Step]:
         """One timed step. [s], what came of it"""
         if self._now is None or self._now.done:
+            kept = self._spans.take()  # what a beginning costs is no step's
             self._episode += 1
-            kept = self._spans.take()
             self._now = self.env.reset(self._episode)
             self._spans.seconds = kept
         action = Action(np.full((len(self._now.observation), 1), self._value, np.float32))

@@ -79,7 +79,8 @@ def test_a_table_of_the_page_by_hand(run_all: Any) -> None:
 def test_the_command_that_stands_beside_a_figure(run_all: Any) -> None:
     command = run_all._command("run", "sumo-marl/intersection/page_layout_pcmappo", 2, 25, ["context.encoder=deepsets"])
     assert command == (
-        "opencda-marl bench run -t page_layout_pcmappo --threads 2 --vehicles 25 context.encoder=deepsets"
+        "opencda-marl bench run -t sumo-marl/intersection/page_layout_pcmappo --threads 2 --vehicles 25 "
+        "context.encoder=deepsets"
     )
 
 
