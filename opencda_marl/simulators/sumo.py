@@ -82,7 +82,7 @@ class SumoSimulator:
 
     Raises:
         BackendMissingError: the backend is not installed.
-        ConfigError: the step length is not a whole number of milliseconds.
+        ConfigError: the step length is not a whole number of milliseconds, or a path has a comma.
         SimulatorError: another simulation is alive in this process.
     """
 
@@ -106,6 +106,10 @@ class SumoSimulator:
         backend = choose_backend(simulator)
         self._link = _link(backend, gui=simulator.gui)
         self._folder = tempfile.TemporaryDirectory(prefix="opencda-marl-")
+        for path in (roads.network, self._folder.name):
+            if "," in path:  # SUMO would take it for a list of files
+                self._folder.cleanup()
+                raise ConfigError(f"SUMO cannot read from a path with a comma: {path}", fix="move or rename it")
         self._types = Path(self._folder.name) / "types.add.xml"
         self._log = Path(self._folder.name) / "errors.txt"
         self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")

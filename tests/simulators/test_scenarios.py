@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,70 @@ def test_routes_are_congruent(roads: Roads) -> None:
             turn = -arm * np.pi / 2  # clockwise
             matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
             assert np.abs(roads.points[3 * arm + movement, :, :2] - first @ matrix.T).max() < 0.005
+
+
+# -------------------------------------------------------------------- the OpenDRIVE file is the same crossing
+
+
+def _reference(geometry: ET.Element, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points and headings of an OpenDRIVE geometry at shares of its length in [0, 1]."""
+    x, y, heading, length = (float(geometry.attrib[key]) for key in ("x", "y", "hdg", "length"))
+    curve = geometry.find("paramPoly3")
+    if curve is None:
+        u, v, du, dv = along * length, np.zeros_like(along), np.ones_like(along), np.zeros_like(along)
+    else:
+        (a, b, c, d), (e, f, g, h) = ([float(curve.attrib[k + axis]) for k in "abcd"] for axis in "UV")
+        u, v = a + along * (b + along * (c + along * d)), e + along * (f + along * (g + along * h))
+        du, dv = b + along * (2 * c + 3 * d * along), f + along * (2 * g + 3 * h * along)
+    cos, sin = np.cos(heading), np.sin(heading)
+    points = np.stack([x + cos * u - sin * v, y + sin * u + cos * v], axis=1)
+    return points, heading + np.arctan2(dv, du)
+
+
+def _lane_centres(road: ET.Element) -> dict[int, np.ndarray]:
+    """Centre lines of the lanes right of the reference line, by their OpenDRIVE number -1, -2, …"""
+    geometries = road.findall("planView/geometry")
+    assert len(geometries) == 1
+    along = np.linspace(0.0, 1.0, 2 if geometries[0].find("line") is not None else 201)
+    points, heading = _reference(geometries[0], along)
+    rightwards = np.stack([np.sin(heading), -np.cos(heading)], axis=1)
+    centres, edge = {}, 0.0
+    for lane in road.findall("lanes/laneSection/right/lane"):
+        width = lane.find("width")
+        assert width is not None
+        wide = float(width.attrib["a"])
+        centres[int(lane.attrib["id"])] = points + (edge + wide / 2) * rightwards
+        edge += wide
+    return centres
+
+
+def _off(points: np.ndarray, line: np.ndarray) -> float:
+    """Largest distance of the points from a polyline. [m]"""
+    begin, step = line[:-1], np.diff(line, axis=0)
+    share = np.einsum("pqk,qk->pq", points[:, None] - begin[None], step) / np.einsum("qk,qk->q", step, step)
+    nearest = begin[None] + np.clip(share, 0, 1)[..., None] * step[None]
+    return float(np.linalg.norm(points[:, None] - nearest, axis=2).min(axis=1).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_carla_gets_the_same_roads(name: str) -> None:
+    """Arms and straight ways to the millimetre; a turn's OpenDRIVE lane is offset from its inner edge's curve, where
+    SUMO's is a curve of its own: they agree at both ends, and within 12 cm between."""
+    tree = ET.parse(find_network(name).with_name(f"{name}.xodr")).getroot()
+    roads = load_roads(find_network(name))
+    arms = [_lane_centres(road) for road in tree.findall("road") if road.attrib["junction"] == "-1"]
+    inside = [_lane_centres(road)[-1] for road in tree.findall("road") if road.attrib["junction"] != "-1"]
+    assert (len(arms), len(inside)) == (8, 12)
+    at = np.arange(roads.points.shape[1]) * roads.spacing
+    for route in range(roads.routes):
+        line = roads.points[route, : roads.samples[route], :2]
+        mile = at[: roads.samples[route]]
+        entry = line[mile < roads.stop_line[route]][::10]
+        leave = line[mile > roads.junction_exit[route]][::-10]
+        turn = line[(mile >= roads.stop_line[route]) & (mile <= roads.junction_exit[route])]
+        for part in (entry, leave):
+            assert min(_off(part, lane) for arm in arms for lane in arm.values()) < 1e-3
+        straight = roads.movement[route] == Movement.STRAIGHT
+        assert min(_off(turn, lane) for lane in inside) < (1e-3 if straight else 0.12)
+        ends = turn[[0, -1]]
+        assert min(_off(ends, lane) for lane in inside) < 0.02

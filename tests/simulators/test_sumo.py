@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -347,6 +348,25 @@ def test_a_broken_network_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixtu
             simulator.reset(_traffic(), 1)
         simulator.close()
     capfd.readouterr()  # libsumo repeats its errors on stderr: they may be seen
+
+
+@pytest.mark.parametrize("backend", ["libsumo", "traci"])
+def test_paths_with_spaces(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's and the temporary folder's; compressed too. A comma is beyond SUMO, and said so."""
+    folder = tmp_path / "my own nets"
+    folder.mkdir()
+    monkeypatch.setattr(sumo.tempfile, "tempdir", str(folder))
+    with gzip.open(folder / "a crossing.net.xml.gz", "wb") as packed:
+        packed.write(Path(ROADS.network).read_bytes())
+    settings = SimulatorSettings(backend=backend)  # type: ignore[arg-type]
+    roads = load_roads(folder / "a crossing.net.xml.gz")
+    simulator = SumoSimulator(roads, settings, VehicleSettings(), DemandSettings())
+    simulator.reset(_traffic(), 1)
+    assert simulator.step(_command(simulator))[0].step == 1
+    simulator.close()
+    with pytest.raises(ConfigError, match="comma"):
+        SumoSimulator(replace(roads, network="/a,b.net.xml"), settings, VehicleSettings(), DemandSettings())
+    assert [path.name for path in folder.iterdir()] == ["a crossing.net.xml.gz"]
 
 
 def test_files_are_removed(simulator: SumoSimulator) -> None:
