@@ -39,7 +39,8 @@ def say_error(error: OpenCDAError) -> None:
     from opencda_marl.display import make_console
 
     console = make_console(stderr=True)
-    head, fix = ("", "next: ") if isinstance(error, Interrupted) else ("[bold red]error:[/] ", "  fix: ")
+    # a wish that was granted is no error, and its fix already says what to type next
+    head, fix = ("", "") if isinstance(error, Interrupted) else ("[bold red]error:[/] ", "  fix: ")
     console.print(f"{head}{escape(error.message)}", soft_wrap=True)
     if error.fix is not None:
         console.print(f"{fix}{escape(error.fix)}", soft_wrap=True)

@@ -117,7 +117,7 @@ def test_a_wish_to_stop_is_not_called_an_error(capfd: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as stop, answering(False):
         raise Interrupted("stopped: nothing is lost", fix="continue with: x")
     assert stop.value.code == 130
-    assert capfd.readouterr().err == "stopped: nothing is lost\nnext: continue with: x\n"
+    assert capfd.readouterr().err == "stopped: nothing is lost\ncontinue with: x\n"
 
 
 def test_defects_keep_their_traceback() -> None:
