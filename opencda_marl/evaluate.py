@@ -7,8 +7,8 @@ and for the table at the end of a run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from opencda_marl.core.files import array_bytes, write_whole
 from opencda_marl.core.metrics import EpisodeRecord, pool
 from opencda_marl.core.run_folder import best_checkpoint, read_run
 from opencda_marl.core.seeds import Branch, generator
-from opencda_marl.core.spec import Action, Learner, Observation
+from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Schedule
 from opencda_marl.env import CONTROLLERS
 from opencda_marl.env.controllers import make_controller
@@ -102,8 +102,12 @@ def evaluate(
     traffic = evaluation_traffic(settings, roads, chosen)
     if found.name == "priority":
         traffic = _all_human(traffic)
-    with quiet_process(settings.threads), closing(make_env(settings, traffic=traffic)) as env:
-        records = run_episodes(env, _driver(found, settings, env), len(chosen), trajectory, progress)
+    with (
+        quiet_process(settings.threads),
+        closing(make_env(settings, traffic=traffic)) as env,
+        _driver(found, settings, env) as act,
+    ):
+        records = run_episodes(env, act, len(chosen), trajectory, progress)
     return {
         "policy": found.name,
         "profile": profile or found.profile,
@@ -179,11 +183,14 @@ def _all_human(traffic: Traffic) -> Traffic:
     return human
 
 
-def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Act:
+@contextmanager
+def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Iterator[Act]:
+    """The policy, greedy, or the controller."""
     if policy.checkpoint is None:
         rng = generator(settings.seed, Branch.EVALUATION, int(Branch.EXPLORATION))
         controller = make_controller(policy.name, settings, env.roads, env.conflicts, rng)
-        return lambda observation: controller.act(observation, env.state)
+        yield lambda observation: controller.act(observation, env.state)
+        return
     checkpoint = read_checkpoint(policy.checkpoint)
     spec = env.observation_spec
     if checkpoint.extra.get("observation") != [spec.name, spec.version]:
@@ -192,9 +199,9 @@ def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Act:
             f"but these settings have {[spec.name, spec.version]}",
             fix="evaluate it with its own settings: leave -t out",
         )
-    learner: Learner = make_learner(settings, spec, env.action_spec)
-    learner.load(checkpoint.state, weights_only=True)
-    return lambda observation: learner.act(observation, explore=False)
+    with closing(make_learner(settings, spec, env.action_spec)) as learner:
+        learner.load(checkpoint.state, weights_only=True)
+        yield lambda observation: learner.act(observation, explore=False)
 
 
 def _short(record: EpisodeRecord) -> dict[str, Any]:
@@ -211,8 +218,8 @@ def _short(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def _job(job: Mapping[str, Any], settings: RunSettings, seeds: range, profile: str | None) -> list[dict[str, Any]]:
-    """One policy at each rate."""
-    settings = replace(settings, threads=1)
+    """One policy at each rate, beside others: on one thread of the CPU."""
+    settings = replace(settings, threads=1, device="cpu")
     rows = []
     for rate in job["rates_vph"]:
         demand = replace(settings.demand, rate_vph=rate)

@@ -15,7 +15,7 @@ from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
 from opencda_marl.core.metrics import EpisodeRecord, pool
-from opencda_marl.core.run_folder import RunFolder, read_config
+from opencda_marl.core.run_folder import RunFolder, read_config, read_run
 from opencda_marl.core.scalars import ScalarWriter
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec
@@ -82,6 +82,9 @@ class Journal:
         self._from = self._budget.used(done.episodes, done.env_steps, done.wall_s)
         self._next_beat = 0.0
         self._line: dict[str, Any] = {}
+        self._mode = learner.describe().get("update_mode")
+        self.compiling = self._mode in ("compiled", "auto")  # does the next update begin with that?
+        self._profile = read_run(folder.path)["profile"]
 
     @property
     def episode(self) -> int:
@@ -137,6 +140,9 @@ class Journal:
         """An update of the learner; its line is written with the episode."""
         line = {"kind": "update", "episode": self.episode, "env_steps": self.done.env_steps + self.steps}
         self._metrics.append({**line, **asdict(self._learner.counters), **losses})
+        self.compiling = False
+        if self._mode == "auto":
+            self._settle()
 
     def end_episode(self, record: EpisodeRecord, trajectory: Mapping[str, np.ndarray]) -> None:
         """Lines, scalars, events, and the boundary's state: on the disk if a checkpoint is due, else in memory.
@@ -186,6 +192,7 @@ class Journal:
         extra = {
             **asdict(self.done),
             "algorithm": self.settings.algorithm,
+            "profile": self._profile,
             "observation": [spec.name, spec.version],
             "program": __version__,
         }
@@ -216,6 +223,16 @@ class Journal:
         self.evaluation.close()
         if self._scalars is not None:
             self._scalars.close()
+
+    def _settle(self) -> None:
+        """What `auto` was found to mean goes to run.json, where a resumed run finds it."""
+        found = self._learner.describe()
+        self._mode = found["update_mode"]
+        note = str(found.pop("note", f"update_mode auto: {self._mode}"))
+        facts = read_run(self.folder.path)
+        self.folder.write_run({**facts, "init": {**facts["init"], **found}})
+        self.folder.log(note)
+        self._listener(Note(note))
 
     def _check_acting(self, record: EpisodeRecord) -> None:
         must = record.acting_rows or (record.departed if self.settings.demand.cav_share == 1.0 else 0)

@@ -66,7 +66,7 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
             journal.advance(step.steps)
             if learner.ready(step):
                 learner.progress(journal.counted)
-                journal.beat("updating")
+                journal.beat("compiling" if journal.compiling else "updating")
                 with spans("update"):
                     losses = learner.update(step)
                 journal.updated(losses)
@@ -124,7 +124,7 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
     facts = read_run(folder.path)
     simulator = make_simulator(settings, make_roads(settings), spans=spans)
     with closing(make_env(settings, simulator=simulator, spans=spans)) as env:
-        learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec, spans=spans)
+        learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec)
         with closing(learner):
             done = _restore(folder, learner, facts, env)
             _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
@@ -186,6 +186,11 @@ def _finish(
     while journal.evaluation.names and not stop.requested():
         folder.beat("evaluating")
         journal.collect_evaluations(wait=True)
+    if stop.requested():
+        raise Interrupted(
+            f"stopped; training was done, and all {journal.done.episodes} episodes are saved in {folder.path}",
+            fix=_again(folder, None),
+        )
     lines = read_episodes(folder.path)
     recent = lines[-20:]
     ended = sum(line["vehicles"] for line in recent)
@@ -293,6 +298,8 @@ def _announce(
 ) -> None:
     """The init line: to run.json, log.txt and the listener; what was noted is said once."""
     info, observation = world
+    described = learner.describe()
+    notes = [*info.notes, *([described.pop("note")] if "note" in described else [])]
     init = {
         "backend": info.backend,
         "simulator_versions": info.versions,
@@ -300,7 +307,7 @@ def _announce(
         "observation": f"{observation.name} v{observation.version}",
         "algorithm": settings.algorithm,
         "threads": settings.threads,
-        **learner.describe(),
+        **described,
     }
     again = {"episode": done.episodes, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
     resumed = [*facts["resumed"], again] if "init" in facts else facts["resumed"]
@@ -308,7 +315,6 @@ def _announce(
     folder.write_run({**facts, "init": init, "resumed": resumed})
     folder.log("init  " + "  ".join(f"{key}={value}" for key, value in init.items()))
     hear(Started(folder.path, init, done.episodes))
-    notes = list(info.notes)
     if settings.threads > cores():
         notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
     if facts["versions"] != versions():

@@ -25,7 +25,7 @@ from opencda_marl.core.errors import (
     SimulatorError,
     StorageError,
 )
-from opencda_marl.core.events import Checkpointed, EpisodeDone, Finished, Note, Started
+from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Finished, Note, Started, TrainEvent
 from opencda_marl.core.run_folder import RunFolder, read_config, read_episodes, read_metrics, read_run, read_status
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.journal import TIMING_FIELDS
@@ -388,14 +388,43 @@ def test_trajectories_of_every_nth_and_of_crashes(tmp_path: Path, made: Made) ->
 
 
 def test_what_auto_meant_is_kept(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`update_mode: auto` is decided once and read from run.json by a resumed run."""
+    """`update_mode: auto` is decided by the first update, noted once, and read from run.json by a resumed run."""
     settings = replace(SETTINGS, learner=MappoSettings(n_steps=130, update_mode="auto"))
-    monkeypatch.setattr(FakeLearner, "describe", lambda self: {"update_mode": "compiled"})
-    train(settings, out=tmp_path / "run")
+
+    def describe(learner: FakeLearner) -> dict[str, Any]:
+        measured = learner.counters.updates_performed > 0
+        return {"update_mode": "compiled", "note": "compiled: 2 ms"} if measured else {"update_mode": "auto"}
+
+    monkeypatch.setattr(FakeLearner, "describe", describe)
+    phases: list[str] = []
+    notes: list[str] = []
+
+    def hear(event: TrainEvent) -> None:
+        phases.extend([event.status["phase"]] if isinstance(event, Beat) else [])
+        notes.extend([event.text] if isinstance(event, Note) else [])
+
+    train(settings, out=tmp_path / "run", listener=hear)
     assert made.learner.settings.learner.update_mode == "auto"
+    assert read_run(tmp_path / "run")["init"]["update_mode"] == "compiled"
+    assert notes == ["compiled: 2 ms"]
+    assert phases.count("compiling") == 1
+    assert phases.index("compiling") < phases.index("updating")
     train(replace(settings, max_episodes=7), resume=tmp_path / "run")
     assert made.learner.settings.learner.update_mode == "compiled"
     assert "update_mode: auto" in read_config(tmp_path / "run")
+
+
+def test_a_stop_while_the_last_evaluation_is_awaited(tmp_path: Path, made: Made) -> None:
+    """The budget is used up and saved; whoever pressed Ctrl-C does not want a table now."""
+
+    def stop(event: TrainEvent) -> None:
+        if isinstance(event, EpisodeDone) and event.progress == 1.0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="training was done, and all 6 episodes are saved"):
+        train(SETTINGS, out=tmp_path / "run", listener=stop)
+    assert train(resume=tmp_path / "run").last["episode"] == 6
+    assert read_status(tmp_path / "run")["phase"] == "finished"
 
 
 def test_time_is_accounted_for(tmp_path: Path, made: Made) -> None:
