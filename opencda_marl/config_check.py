@@ -17,6 +17,7 @@ from opencda_marl.config_cross import Problem, cross_check
 from opencda_marl.config_yaml import Keys, Source, dump_scalar
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.settings.bounds import Between
+from opencda_marl.settings.learning import ALGORITHMS
 from opencda_marl.settings.run import RunSettings
 
 __all__ = [
@@ -226,7 +227,8 @@ def _unknown(path: Keys, known: Mapping[str, Setting]) -> Problem:
     if key in _YAML_KEYS:
         return Problem(path, message, f"did you mean {'.'.join((*path[:-1], _YAML_KEYS[key]))!r}?")
     elsewhere = [".".join(keys) for keys, _ in leaves(RunSettings) if keys[-1] == key]
-    near = difflib.get_close_matches(key, known, n=1)
+    # an algorithm's own name is an alias of `learner` at the top
+    near = difflib.get_close_matches(key, [*known, *(ALGORITHMS if len(path) == 1 else ())], n=1)
     if near and not elsewhere:
         return Problem(path, message, f"did you mean {'.'.join((*path[:-1], near[0]))!r}?")
     if elsewhere:

@@ -158,13 +158,20 @@ def _evaluation(evaluation: EvaluationSettings) -> Iterator[Problem]:
 
 def _files(settings: RunSettings) -> Iterator[Problem]:
     network, drawing = settings.scenario.network, settings.scenario.map
-    if looks_like_path(network) and not Path(network).is_file():
+    if looks_like_path(network) and not _is_file(network):
         yield Problem(
             ("scenario", "network"),
             f"scenario.network: there is no file {network}",
             "name a bundled scenario, or a .net.xml (relative: to the profile's folder)",
         )
-    if drawing is not None and not Path(drawing).is_file():
+    if drawing is not None and not _is_file(drawing):
         yield Problem(
             ("scenario", "map"), f"scenario.map: there is no file {drawing}", "name an .xodr, or leave it out"
         )
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # no permission, or a name that is too long: nothing that could be read
+        return False

@@ -75,7 +75,12 @@ def chain(name: str, root: Path) -> list[Document]:
     source: Source | None = None
     wanted: Any = name
     while wanted is not None:
-        file = _find(wanted, root, source)
+        try:
+            file = _find(wanted, root, source)
+        except OSError as error:  # no permission, a name that is too long, a circle of links
+            raise ConfigError(
+                f"the profile {str(wanted)[:80]!r} cannot be looked for: {error.strerror}", fix="check the name"
+            ) from error
         if file in seen:
             raise ConfigError(
                 f"{source}: 'extends' runs in a circle: {' -> '.join(f.stem for f in [*seen, file])}",

@@ -158,6 +158,8 @@ class _Builder:
         text = str(node.value)
         self._no_interpolation(node)
         if kind == "str":
+            if "\0" in text:
+                raise self.fail(node, "a text with a null character", "remove it")
             return text
         if kind == "null":
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from opencda_marl.display import number, percent, seconds, show_facts, show_table
+from opencda_marl.display import number, percent, show_facts, show_table
 
 if TYPE_CHECKING:
     from opencda_marl.report import Report
@@ -178,7 +178,7 @@ def show_verification(console: Console, answer: Mapping[str, Any]) -> None:
     facts = {
         "exact": exact,
         "compared": ", ".join(f"{count} {what}" for what, count in answer["compared"].items()),
-        "killed": f"in episode {answer['killed_in_episode']}, {seconds(answer['killed_after_s'])} into it",
+        "killed": f"in episode {answer['killed_in_episode']}, {answer['killed_after_s']:.2f} s into it",
         "runs": ", ".join(answer["runs"]),
     }
     show_facts(console, facts)

@@ -221,6 +221,8 @@ _WRONG = [
     ("evaluation: {controllers: [random, random]}", "names one twice", None),
     ("scenario: {network: nowhere.net.xml}", "there is no file", None),
     ("scenario: {map: nowhere.xodr}", "there is no file", None),
+    (f"scenario: {{map: {'x' * 5000}}}", "there is no file", None),
+    ('scenario: {network: "a/b\\0"}', "null character", None),
 ]
 
 
@@ -239,6 +241,7 @@ def test_one_message_with_its_place(write: Write, text: str, words: str, fix: st
     [
         ("sed: 1", "sed", "did you mean 'seed'?"),
         ("max_step: 1", "max_step", "did you mean 'max_steps'?"),
+        ("pcmapo: {epochs: 1}", "pcmapo", "did you mean 'pcmappo'?"),
         ("epochs: 1", "epochs", "did you mean 'learner.epochs'?"),
         ("learner: {learning_rat: 1}", "learner.learning_rat", "did you mean 'learner.learning_rate'?"),
         ("demand: {peak: {fctor: 1}}", "demand.peak.fctor", "did you mean 'demand.peak.factor'?"),
@@ -342,7 +345,7 @@ def test_missing_profiles_list_near_ones(write: Write, tmp_path: Path) -> None:
     assert "sumo/crossing/quick" in (refused(root, "sumo/crossing").fix or "")
     assert refused(root, "zzz").fix == "known: other, sumo/crossing/quick"
     assert [name for name, _ in list_profiles(root)] == ["other", "sumo/crossing/quick"]
-    for name in ("", "/", ".."):
+    for name in ("", "/", "..", "x" * 5000, "sumo/", "~", "*"):
         refused(root, name)
     with pytest.raises(ConfigError, match="there is no config root"):
         load_profile("p", config_root=tmp_path / "nowhere")

@@ -181,7 +181,9 @@ _values = st.recursive(
         st.booleans(),
         st.integers(-(10**30), 10**30),
         st.floats(allow_nan=False, allow_infinity=False),
-        st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])).filter(lambda text: "${" not in text),
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])).filter(
+            lambda text: "${" not in text and "\0" not in text
+        ),
         st.sampled_from(["yes", "true", "null", "~", "1e5", "0o7", "<<", "", " x", "a: b", "# x", "-", "[", "'", "\\"]),
     ),
     lambda inner: st.lists(inner, max_size=4),
