@@ -187,6 +187,7 @@ class Journal:
         """
         if self.boundary is None:
             return
+        self.folder.sync()
         better = judged and self._judge()
         spec = self._observation
         extra = {

@@ -123,7 +123,7 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
     spans = Spans(enabled=settings.recording.spans)
     facts = read_run(folder.path)
     simulator = make_simulator(settings, make_roads(settings), spans=spans)
-    with closing(make_env(settings, simulator=simulator, spans=spans)) as env:
+    with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
         learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec)
         with closing(learner):
             done = _restore(folder, learner, facts, env)
@@ -243,6 +243,13 @@ def _restore(folder: RunFolder, learner: Learner, facts: dict[str, Any], env: Dr
     found = _matching(folder.checkpoints.load("latest"), env)
     done = Done(**{item.name: found.extra[item.name] for item in fields(Done)})
     folder.cut(done.episodes)
+    lines = len(read_episodes(folder.path))
+    if lines != done.episodes:
+        raise CheckpointError(
+            f"{folder.path / 'episodes.jsonl'} has {lines} lines, but its checkpoint is that of episode "
+            f"{done.episodes}",
+            fix=f"put the file back; or begin a new run with --init-from {shlex.quote(str(folder.path))}",
+        )
     learner.load(found.state)
     return done
 

@@ -176,6 +176,12 @@ class RunFolder:
         write_whole(path, array_bytes(arrays), durable=False)
         return path
 
+    def sync(self) -> None:
+        """Wait until the disk has all lines: a checkpoint must not outlive the lines that lead to it."""
+        for name, stream in self._streams.items():
+            with writing(self.path / name):
+                os.fsync(stream)
+
     def cut(self, episode: int) -> int:
         """Drop everything beyond an episode: lines, trajectories, numbered checkpoints.
 

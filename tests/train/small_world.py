@@ -60,6 +60,9 @@ class FakeSimulator:
 
     info: SimulatorInfo
 
+    def close(self) -> None:
+        return None
+
 
 class FakeEnv:
     """Four vehicles for the whole episode; now and then one of them collides."""

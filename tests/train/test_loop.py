@@ -373,6 +373,14 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path, made: Made) 
         train(resume=tmp_path / "run")
 
 
+def test_lines_that_are_missing_are_not_made_up(tmp_path: Path, made: Made) -> None:
+    train(SETTINGS, out=tmp_path / "run")
+    lines = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "run" / "episodes.jsonl").write_bytes(b"".join(lines[:4]))
+    with pytest.raises(CheckpointError, match="has 4 lines, but its checkpoint is that of episode 6"):
+        train(replace(SETTINGS, max_episodes=8), resume=tmp_path / "run")
+
+
 def test_trajectories_of_every_nth_and_of_crashes(tmp_path: Path, made: Made) -> None:
     every = replace(SETTINGS, recording=RecordingSettings(trajectories_every=3))
     train(every, out=tmp_path / "every")
