@@ -37,8 +37,8 @@ SUMO_SPEED_MODE = 31
 """SUMO's own driver, all checks on."""
 
 _SLOW = (
-    "SUMO runs over TraCI, which is several times slower than libsumo (5 to 10 times a bare step at 25 vehicles);"
-    " pip install libsumo for the fast one"
+    "SUMO runs over TraCI, some 4 to 12 times slower than libsumo at 25 vehicles (the more, the more often targets"
+    " change); pip install libsumo for the fast one"
 )
 _DOCTOR = "run `opencda-marl doctor`"
 _End = tuple[int, Ending, int, str]  # slot, how, partner's id or -1, reason
