@@ -9,7 +9,6 @@ process's doing (see `tools.drift`).
 from __future__ import annotations
 
 import pstats
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +22,13 @@ from opencda_marl.tools.measure import Load
 
 __all__ = ["profile", "proportions"]
 
+_Function = tuple[str, int, str]  # file, line, name
+
 _DEADLINE = 1800.0  # [s] of one run
 _LISTED = 30  # functions in the table
-_LOADING = re.compile(r"importlib|marshal\.loads|_imp\.|builtins\.(exec|compile|__build_class__)|numba/|llvmlite/")
-"""Functions that start a program; an episode has nothing to do with them."""
+_LOOP = "run_loop"
+"""Where an episode begins and ends."""
+_ROUNDS = 50  # of handing shares down the graph of calls; deeper than any stack that matters
 
 
 def profile(
@@ -123,18 +125,38 @@ def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) 
 
 
 def _dearest(file: Path) -> list[dict[str, Any]]:
-    """The functions that cost most in their own lines, those that load modules left out."""
-    stats = cast(Any, pstats.Stats(str(file)))  # documented, but not in the stubs
-    total = float(stats.total_tt)
-    rows = [
-        {
-            "function": function if path == "~" else f"{short_path(path)}:{number}({function})",
-            "calls": calls,
-            "own_s": round(own, 4),
-            "cumulative_s": round(cumulative, 4),
-            "own_share": round(own / total, 4) if total else 0.0,
-        }
-        for (path, number, function), (_, calls, own, cumulative, _callers) in stats.stats.items()
-        if not _LOADING.search(f"{path}:{function}")
-    ]
-    return sorted(rows, key=lambda row: row["own_s"], reverse=True)[:_LISTED]
+    """The functions that cost most in their own lines, as far as the loop called them."""
+    entries = cast(Any, pstats.Stats(str(file))).stats  # documented, but not in the stubs
+    shares = _shares_of_the_loop(entries)
+    rows = []
+    for (path, number, function), (_, calls, own, cumulative, callers) in entries.items():
+        if function != _LOOP:
+            calls, own, cumulative = (
+                sum(shares[caller] * edge[index] for caller, edge in callers.items()) for index in (1, 2, 3)
+            )
+        rows.append(
+            {
+                "function": function if path == "~" else f"{short_path(path)}:{number}({function})",
+                "calls": round(calls),
+                "own_s": round(own, 4),
+                "cumulative_s": round(cumulative, 4),
+            }
+        )
+    total = sum(row["own_s"] for row in rows) or 1.0
+    rows.sort(key=lambda row: row["own_s"], reverse=True)
+    return [{**row, "own_share": round(row["own_s"] / total, 4)} for row in rows[:_LISTED]]
+
+
+def _shares_of_the_loop(entries: Mapping[_Function, Any]) -> dict[_Function, float]:
+    """How much of each function's time was spent on behalf of the loop, 0 to 1.
+
+    A profile knows callers one step up. So shares are handed down the graph of calls, each caller's in proportion
+    to the time that it spent in the function (as gprof does: Graham, Kessler and McKusick 1982).
+    """
+    shares = {key: float(key[2] == _LOOP) for key in entries}
+    for _ in range(_ROUNDS):
+        for key, (_, _, _, _, callers) in entries.items():
+            whole = sum(edge[3] for edge in callers.values())
+            if key[2] != _LOOP and whole > 0:
+                shares[key] = sum(shares[caller] * edge[3] for caller, edge in callers.items()) / whole
+    return shares

@@ -9,7 +9,7 @@ import pytest
 from opencda_marl.core.spans import SPANS
 from opencda_marl.tools.child_runs import differing_fields
 from opencda_marl.tools.drift import compare, read_costs
-from opencda_marl.tools.profile import profile, proportions
+from opencda_marl.tools.profile import _shares_of_the_loop, profile, proportions
 
 
 def test_shares_and_what_is_unaccounted_sum_to_one() -> None:
@@ -31,6 +31,23 @@ def test_an_episode_line_is_compared_without_its_timing() -> None:
         "episode 1: return is 0.30000000000000004 and 0.3",
     ]
     assert differing_fields([line], [{**line, "near_missed": None}]) == ["episode 1: only one has near_missed"]
+
+
+def test_time_is_counted_as_far_as_the_loop_asked_for_it() -> None:
+    # main -> load -> shared (3 s); main -> run_loop -> step -> shared (1 s); shared -> leaf, four seconds in all
+    names = ["main", "load", "run_loop", "step", "shared", "leaf"]
+    main, load, loop, step, shared, leaf = (("a.py", line, name) for line, name in enumerate(names))
+    entries = {
+        main: (1, 1, 0.0, 9.0, {}),
+        load: (1, 1, 0.0, 3.0, {main: (1, 1, 0.0, 3.0)}),
+        loop: (1, 1, 0.5, 2.0, {main: (1, 1, 0.5, 2.0)}),
+        step: (5, 5, 0.5, 1.5, {loop: (5, 5, 0.5, 1.5)}),
+        shared: (8, 8, 0.0, 4.0, {load: (3, 3, 0.0, 3.0), step: (5, 5, 0.0, 1.0)}),
+        leaf: (8, 8, 4.0, 4.0, {shared: (8, 8, 4.0, 4.0)}),
+    }
+    shares = _shares_of_the_loop(entries)
+    assert [shares[key] for key in (main, load, loop, step)] == [0.0, 0.0, 1.0, 1.0]
+    assert shares[shared] == shares[leaf] == 0.25
 
 
 def test_an_episode_is_profiled_with_its_share_of_learning(tmp_path: Path) -> None:
