@@ -56,11 +56,13 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
         traced = journal.begin_episode()
         env.record_trajectory(traced)
         step = env.reset(journal.episode)
+        empty = step.steps  # before the first vehicle came; counted with its first decision
         while not step.done:
             observation = step.observation
             with spans("act"):
                 action = learner.act(observation, explore=True)
             step = env.step(action)
+            step.steps, empty = step.steps + empty, 0
             with spans("store"):
                 learner.store(observation, action, step)
             journal.advance(step.steps)
@@ -203,7 +205,7 @@ def _finish(
         "best": str(best_checkpoint(folder.path)),
         "peak_memory_mib": peak_memory_mib(),
     }
-    folder.beat("finished", **summary)
+    folder.beat("finished", progress=1.0, **summary)
     folder.log(f"finished: {summary}")
     hear(Finished(summary))
     return TrainResult(folder.path, settings, lines[-1], summary)

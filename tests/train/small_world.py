@@ -84,10 +84,10 @@ class FakeEnv:
         return {"x": np.arange(self._step)}
 
     def reset(self, episode: int) -> Step:
-        self._episode, self._step, self._sum = episode, 0, 0.0
+        self._episode, self._step, self._sum = episode, 10, 0.0  # nobody is there in the first ten steps
         self._rng = generator(self._settings.seed, Branch.DEMAND, episode)
         self._ids = episode * 1_000_000 + np.arange(_VEHICLES)
-        return Step(self._seen(), _closed(self._ids[:0], np.zeros((0, 3))), _NOBODY, True, False, 0)
+        return Step(self._seen(), _closed(self._ids[:0], np.zeros((0, 3))), _NOBODY, True, False, 10)
 
     def _seen(self) -> Observation:
         return _observation(self._ids, self._rng.normal(size=_VEHICLES))
