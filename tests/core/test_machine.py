@@ -1,0 +1,56 @@
+"""What a run was made on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
+
+
+def test_versions_are_those_that_are_imported() -> None:
+    found = versions()
+    assert found["numpy"] == np.__version__
+    assert found["python"].startswith("3.")
+    assert {"torch", "libsumo", "safetensors"} <= found.keys()
+
+
+def test_the_machine_is_described_as_json() -> None:
+    found = json.loads(json.dumps(describe_machine()))
+    assert found["cores"] == cores() >= 1
+    assert found["memory_gib"] > 0.1
+    assert found["processor"]
+    assert len(found["load"]) == 3
+
+
+def test_peak_memory_grows_with_what_is_held() -> None:
+    before = peak_memory_mib()
+    held = np.ones(int((before + 64) * 2**20 / 8))  # more than everything so far
+    assert held.nbytes / 2**20 < peak_memory_mib() < 2 * held.nbytes / 2**20 + before
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True, env={**os.environ, **who})
+
+
+def test_the_commit_says_whether_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_commit(tmp_path) is None
+    folder = tmp_path / "a b" / "package"
+    folder.mkdir(parents=True)
+    (folder / "x.py").write_text("1")
+    _git(tmp_path / "a b", "init", "-q")
+    _git(tmp_path / "a b", "add", ".")
+    _git(tmp_path / "a b", "commit", "-qm", "first")
+    clean = git_commit(folder)
+    assert clean is not None
+    assert len(clean) == 12
+    (folder / "x.py").write_text("2")
+    assert git_commit(folder) == f"{clean}+changes"
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git there
+    assert git_commit(folder) is None
