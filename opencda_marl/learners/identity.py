@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.spec import ActionSpec, ObservationSpec
+from opencda_marl.core.spec import ActionSpec, LearnerState, ObservationSpec
 from opencda_marl.nn.flat import Layout
 
-__all__ = ["check_identity", "identity_of", "require", "take"]
+__all__ = ["check_complete", "check_identity", "identity_of", "take"]
 
 _FIX = "use the profile that the checkpoint was made with (config.yaml beside it), or another checkpoint"
 
@@ -79,12 +79,28 @@ def take(tensors: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
     return found
 
 
-def require(values: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise unless all names are there.
+def check_complete(mine: LearnerState, saved: LearnerState) -> None:
+    """Raise unless `saved` has everything that `mine` has, in the same form; lengths may differ.
 
     Raises:
-        CheckpointError: naming the first that is missing.
+        CheckpointError: naming the first thing that is missing or of another form.
     """
-    for name in names:
-        if name not in values:
-            raise CheckpointError(f"the checkpoint has no value {name!r}", fix=_FIX)
+    for name, array in mine.tensors.items():
+        if name not in saved.tensors:
+            raise CheckpointError(f"the checkpoint has no tensor {name!r}", fix=_FIX)
+        found = saved.tensors[name]
+        if (found.dtype, found.shape[1:]) != (array.dtype, array.shape[1:]):
+            raise CheckpointError(
+                f"tensor {name!r} is {found.dtype}{list(found.shape[1:])} a row instead of "
+                f"{array.dtype}{list(array.shape[1:])}",
+                fix=_FIX,
+            )
+    _check_keys(mine.values, saved.values, "")
+
+
+def _check_keys(mine: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    for name, value in mine.items():
+        if name not in saved:
+            raise CheckpointError(f"the checkpoint has no value {where + name!r}", fix=_FIX)
+        if isinstance(value, dict):
+            _check_keys(value, saved[name], f"{where}{name}.")

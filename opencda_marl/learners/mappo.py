@@ -27,7 +27,7 @@ from opencda_marl.core.seeds import Branch, generator, generator_from_state, gen
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, ActionSpec, Counters, LearnerState, Observation, ObservationSpec, Step
 from opencda_marl.learners.acting import ActingPolicy
-from opencda_marl.learners.identity import check_identity, identity_of, require, take
+from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
 from opencda_marl.learners.rollout import Rollout, chain_advantages, minibatches
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
@@ -108,7 +108,7 @@ class Networks:
         made |= self._policy.initialise(rng, "actor.policy.", gain=0.01) | self.head.initialise("actor.")
         made[f"actor.policy.{len(self._policy.hidden)}.bias"] = self.head.initial_bias()
         for name, network in self._values.items():
-            made |= network.initialise(rng, f"critic.{name}.")
+            made |= network.initialise(rng, f"critic.{name}.", gain=0.1)
         return self.layout.flatten(made)
 
     def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
@@ -471,9 +471,8 @@ class Mappo:
         scale = take(tensors, "scale", self._scale.state().shape)
         rollout = self._make_rollout()
         if not weights_only:
-            require(values, ("counters", "clock", "due", "progress", "update_mode", "shuffling", "acting"))
-            stored = {name[8:]: array for name, array in tensors.items() if name.startswith("rollout.")}
-            rollout.load(stored)
+            check_complete(self.state(), state)
+            rollout.load({name[8:]: array for name, array in tensors.items() if name.startswith("rollout.")})
         self._policy.load(tensors, values.get("acting", {}), weights_only=weights_only)
         zeros = np.zeros(size, np.float32)
         self._theta, self._m, self._v = (

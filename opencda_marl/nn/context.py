@@ -138,7 +138,7 @@ class DeepSets:
         """See `Encoder`."""
         rows, mask = _masked_rows(neighbours, counts)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])  # absent rows stay zero
-        hidden = torch.relu(hidden @ parameters[prefix + "row1"]).view(*mask.shape, -1)  # [rows, neighbours, hidden]
+        hidden = torch.relu(hidden @ parameters[prefix + "row1"]).view(*mask.shape, self._hidden)
         mean = hidden.sum(1) / mask.sum(1, keepdim=True).clamp(min=1.0)
         # zero is the least that a real row can give, so absent rows never win the maximum
         pooled = torch.cat([hidden.amax(1), mean], -1)
@@ -199,12 +199,13 @@ class Attention:
         """See `Encoder`."""
         rows, mask = _masked_rows(neighbours, counts)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])
-        keys, values = (hidden @ parameters[prefix + "keys_values"]).view(*mask.shape, 2, self._heads, -1).unbind(2)
-        query = linear(parameters, prefix + "query.", ego).view(len(ego), 1, self._heads, -1)
+        heads = (self._heads, self._hidden // self._heads)
+        keys, values = (hidden @ parameters[prefix + "keys_values"]).view(*mask.shape, 2, *heads).unbind(2)
+        query = linear(parameters, prefix + "query.", ego).view(len(ego), 1, *heads)
         scores = (keys * query).sum(-1) * query.shape[-1] ** -0.5  # [rows, neighbours, heads]
         weights = torch.softmax(scores + (mask[..., None] - 1.0) * 1e9, 1)
         # without any real row the weights are uniform, but absent values are zero: so is their sum
-        pooled = (weights[..., None] * values).sum(1).view(len(ego), -1)
+        pooled = (weights[..., None] * values).sum(1).view(len(ego), self._hidden)
         return torch.tanh(linear(parameters, prefix + "pool.", pooled))
 
     def acting(self, parameters: Parameters, prefix: str) -> tuple[ActingEncoder, str]:

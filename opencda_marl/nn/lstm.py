@@ -58,6 +58,17 @@ def _build(compiler: str, target: Path) -> None:
         made.replace(target)
 
 
+def _built(compiler: str, target: Path) -> LstmKernel:
+    """The library of the cache; made when it is missing, and once more when it cannot be loaded."""
+    if target.exists():
+        try:
+            return LstmKernel(target)
+        except OSError:  # cut short, or of another machine
+            target.unlink(missing_ok=True)
+    _build(compiler, target)
+    return LstmKernel(target)
+
+
 def find_kernel() -> tuple[LstmKernel | None, str | None]:
     """The kernel, built where it is not yet in the cache; or None and why not, for the init line."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
@@ -69,9 +80,7 @@ def find_kernel() -> tuple[LstmKernel | None, str | None]:
         key.update(part.encode())
     try:
         target = cache_root() / f"lstm-{key.hexdigest()[:20]}.so"
-        if not target.exists():
-            _build(compiler, target)
-        return LstmKernel(target), None
+        return _built(compiler, target), None
     except subprocess.CalledProcessError as error:
         return None, f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
     except subprocess.TimeoutExpired:

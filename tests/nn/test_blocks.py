@@ -1,0 +1,54 @@
+"""Layers and their first values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from opencda_marl.nn.blocks import Mlp, orthogonal
+from opencda_marl.nn.flat import Layout
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3), (4, 4), (1, 6)])
+def test_orthogonal_matrices_are(inputs: int, outputs: int) -> None:
+    matrix = orthogonal(np.random.default_rng(0), inputs, outputs, 2.0)
+    assert matrix.shape == (inputs, outputs)
+    short = matrix @ matrix.T if inputs <= outputs else matrix.T @ matrix
+    np.testing.assert_allclose(short, 4.0 * np.eye(min(inputs, outputs)), atol=1e-12)
+
+
+def test_one_generator_one_matrix() -> None:
+    first, again, other = (orthogonal(np.random.default_rng(seed), 3, 3) for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_a_network_by_hand() -> None:
+    network = Mlp(2, (2,), 1)
+    parameters = {
+        "n.0.weight": torch.tensor([[1.0, 0.0], [0.0, 2.0]]),
+        "n.0.bias": torch.tensor([0.5, 0.0]),
+        "n.1.weight": torch.tensor([[3.0], [-1.0]]),
+        "n.1.bias": torch.tensor([10.0]),
+    }
+    got = network(parameters, "n.", torch.tensor([[1.0, 1.0]]))
+    assert got.item() == pytest.approx(3.0 * math.tanh(1.5) - math.tanh(2.0) + 10.0)
+
+
+@pytest.mark.parametrize(
+    ("network", "width"), [(Mlp(4, (), None), 4), (Mlp(4, (), 3), 3), (Mlp(4, (5, 6)), 6), (Mlp(4, (5, 6), 2), 2)]
+)
+def test_widths_and_shapes_agree(network: Mlp, width: int) -> None:
+    layout = Layout(network.shapes("x."))
+    flat = torch.from_numpy(layout.flatten(network.initialise(np.random.default_rng(0), "x.")))
+    assert network.width == width
+    assert network(layout.views(flat), "x.", torch.zeros(7, 4)).shape == (7, width)
+
+
+def test_the_gain_is_of_the_last_linear_layer_alone() -> None:
+    made = Mlp(8, (8,), 8).initialise(np.random.default_rng(0), "", gain=0.01)
+    assert np.linalg.norm(made["1.weight"], 2) == pytest.approx(0.01)
+    assert np.linalg.norm(made["0.weight"], 2) == pytest.approx(math.sqrt(2.0))
