@@ -20,7 +20,7 @@ from opencda_marl.env.neighbours import (
     lane_mates,
     select_conflicting,
     select_nearest,
-    time_to,
+    time_along,
 )
 from opencda_marl.env.view import (
     BRAKING,
@@ -103,22 +103,32 @@ def _write_zone(
     i: int,
     j: int,
     values: Float64[np.ndarray, "slots fields"],
-    zone: Float64[np.ndarray, " 4"],
-    length: float,
+    routes: Int16[np.ndarray, " slots"],
+    tables: RoadTables,
+    parameters: Float64[np.ndarray, " parameters"],
     out: Float32[np.ndarray, " features"],
 ) -> None:
     """Columns `conflict` to `in_zone` of a conflicting neighbour: distances / 25 m, times / 3 s."""
-    my_entry, my_exit = zone[0] - values[i, _PROGRESS], zone[1] + length - values[i, _PROGRESS]
-    its_entry, its_exit = zone[2] - values[j, _PROGRESS], zone[3] + length - values[j, _PROGRESS]
-    mine, theirs = values[i, _SPEED], values[j, _SPEED]
+    zone, mine, its = tables.zones[routes[i], routes[j]], tables.route[routes[i]], tables.route[routes[j]]
+    length, braking = parameters[VEHICLE], parameters[BRAKING]
+    me, other = values[i, _PROGRESS], values[j, _PROGRESS]
+    my_entry, my_exit = zone[0] - me, zone[1] + length - me
+    its_entry, its_exit = zone[2] - other, zone[3] + length - other
+    my_speed, my_line, my_limit = values[i, _SPEED], mine[STOP_LINE] - me, mine[INSIDE_LIMIT]
+    its_speed, its_line = values[j, _SPEED], its[STOP_LINE] - other
+    its_limit = its[INSIDE_LIMIT] if parameters[INTENT] > 0.0 else np.inf  # the limit would tell its movement
+    i_enter = time_along(my_entry, my_speed, my_line, my_limit, braking)
+    i_leave = time_along(my_exit, my_speed, my_line, my_limit, braking)
+    it_enters = time_along(its_entry, its_speed, its_line, its_limit, braking)
+    it_leaves = time_along(its_exit, its_speed, its_line, its_limit, braking)
     out[0] = 1.0
     out[1] = clip(my_entry / 25.0, -1.0, 2.0)
     out[2] = clip(my_exit / 25.0, -1.0, 2.0)
     out[3] = clip(its_entry / 25.0, -1.0, 2.0)
     out[4] = clip(its_exit / 25.0, -1.0, 2.0)
-    out[5] = clip((time_to(my_entry, mine) - time_to(its_entry, theirs)) / 3.0, -2.0, 2.0)
-    out[6] = clip((time_to(my_entry, mine) - time_to(its_exit, theirs)) / 3.0, -2.0, 2.0)
-    out[7] = clip((time_to(its_entry, theirs) - time_to(my_exit, mine)) / 3.0, -2.0, 2.0)
+    out[5] = clip((i_enter - it_enters) / 3.0, -2.0, 2.0)
+    out[6] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
+    out[7] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
     out[8] = 1.0 if its_entry <= 0.0 else 0.0
 
 
@@ -152,7 +162,7 @@ def _write_neighbour(
         out[16], out[17] = 1.0, held[j]
     out[18] = clip((tables.route[routes[j], STOP_LINE] - values[j, _PROGRESS]) / 100.0, -1.0, 2.0)
     if conflicting(i, j, values, routes, parameters[VEHICLE], tables.zones):
-        _write_zone(i, j, values, tables.zones[routes[i], routes[j]], parameters[VEHICLE], out[19:28])
+        _write_zone(i, j, values, routes, tables, parameters, out[19:28])
     if collision < np.inf:
         out[28], out[29] = 1.0, min(collision / 10.0, 1.0)
     out[30] = 1.0 if j == leader else 0.0

@@ -72,7 +72,8 @@ FULL_NEIGHBOUR = (
     Feature("time_to_collision", "s", 10.0, "until they touch; with `will_touch`; 0 to 1"),
     Feature("is_leader", "flag", 1.0, "it is the next one ahead on my lane"),
 )
-"""Neighbour features of layout `full`, in order. Times are at constant speed, taken to be at least 1 m/s."""
+"""Neighbour features of layout `full`, in order. Times are those of `neighbours.time_along`: the present speed, at
+least 1 m/s, and braking comfortably to the junction's limit where that is lower."""
 
 _POSE = (
     Feature("x", "m", 100.0, "east of the junction's centre; -2 to 2"),

@@ -5,7 +5,7 @@ losses   PPO's clipped surrogate on normalised advantages, squared error of norm
 update   values and log-probabilities of all rows in one pass, advantages per vehicle, epochs of minibatch steps.
 
 PCMAPPO has a vector of rewards and a preference p per vehicle (arXiv 2606.14693): components are the team's reward and
-one per objective, A = team_weight * A_team + individual_weight * p . A_individual, each component normalised first.
+one per objective, A = team_weight * A_team + individual_weight * p . A_individual (`preference.scaling`).
 MAPPO is the same with one component, the plain sum of the objectives.
 """
 
@@ -381,18 +381,22 @@ class Mappo:
         return mean.to(self._device), std.to(self._device)
 
     def _mix(self, advantages: np.ndarray, rewards: np.ndarray, rows: np.ndarray) -> Tensor:
-        """One advantage per row: components normalised over the rows, then weighed.
+        """One advantage per row: components weighed against each other, and the mix normalised over the rows.
 
-        A component without any reward is left out: its advantages are the critic's noise, and normalising would
-        make them as loud as the others.
+        With `preference.scaling: component` each component is first divided by its own spread. A component without
+        any reward is left out: its advantages are the critic's noise, and would be made as loud as the others.
         """
-        normal = (advantages - advantages.mean(0)) / (advantages.std(0) + 1e-8)
-        normal[:, ~rewards.any(0)] = 0.0
-        if not self._conditioned:
-            return self._over_rollout(normal[:, 0], rows)
+        parts = advantages - advantages.mean(0)
+        parts[:, ~rewards.any(0)] = 0.0
         weights = self._settings.preference
-        individual = scalarise(normal[:, 1:], self._rollout.column("preference")[rows])
-        return self._over_rollout(weights.team_weight * normal[:, 0] + weights.individual_weight * individual, rows)
+        if not self._conditioned:
+            mixed = parts[:, 0]
+        else:
+            if weights.scaling == "component":
+                parts /= parts.std(0) + 1e-8
+            individual = scalarise(parts[:, 1:], self._rollout.column("preference")[rows])
+            mixed = weights.team_weight * parts[:, 0] + weights.individual_weight * individual
+        return self._over_rollout((mixed - mixed.mean()) / (mixed.std() + 1e-8), rows)
 
     def _over_rollout(self, values: np.ndarray, rows: np.ndarray) -> Tensor:
         """Values of some rows, at their places among all rows; zero elsewhere."""

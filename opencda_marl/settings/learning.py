@@ -33,6 +33,7 @@ class PreferenceSettings:
     team_weight: Annotated[float, Between(0, 100)] = 1.0  # of the team's advantage
     # `lambda` is a word of the language: the YAML key is `lambda`, the field `individual_weight`.
     individual_weight: Annotated[float, Between(0, 100)] = 1.0  # of the preference-weighted one
+    scaling: Literal["shared", "component"] = "shared"  # component: each advantage over its own spread, then mixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,25 @@ class ReferenceView:
         }
         return {**row, **self._meeting(i, j)}
 
+    def time(self, k: int, distance: float, *, known: bool) -> float:
+        """Driven in small pieces of road: the present speed, or what still allows to brake to the limit at the line."""
+        if distance <= 0:
+            return 0.0
+        now, b = max(self.v(k, Field.SPEED), 1.0), self.settings.envelope.comfort_braking
+        limit = float(self.roads.limit_inside[self.route(k)]) if known else math.inf
+        line = self.roads.stop_line[self.route(k)] - self.v(k, Field.PROGRESS)
+        lowest = min(now, limit)
+        # too late for comfort: it brakes evenly harder, from here to the line
+        braking = b if line <= 0 or now * now - lowest * lowest <= 2 * b * line else (now**2 - lowest**2) / (2 * line)
+        pieces = 4000
+        ds = distance / pieces
+        total = 0.0
+        for n in range(pieces):
+            at = (n + 0.5) * ds
+            speed = lowest if at >= line else min(now, math.sqrt(lowest * lowest + 2 * braking * (line - at)))
+            total += ds / speed
+        return total
+
     def _meeting(self, i: int, j: int) -> dict[str, float]:
         zone, touch = self.zone(i, j), self.collision(i, j)
         names = ("my_entry", "my_exit", "its_entry", "its_exit", "entry_difference", "gap_if_second", "gap_if_first")
@@ -195,8 +214,8 @@ class ReferenceView:
         row["will_touch"] = float(touch is not None)
         row["time_to_collision"] = 0.0 if touch is None else touch
         if zone is not None:
-            mine = [max(d, 0.0) / max(self.v(i, Field.SPEED), 1.0) for d in zone[:2]]
-            its = [max(d, 0.0) / max(self.v(j, Field.SPEED), 1.0) for d in zone[2:]]
+            mine = [self.time(i, d, known=True) for d in zone[:2]]
+            its = [self.time(j, d, known=self.settings.neighbours.intent == "shared") for d in zone[2:]]
             row |= dict(zip(names, (*zone, mine[0] - its[0], mine[0] - its[1], its[0] - mine[1]), strict=True))
             row |= {"conflict": 1.0, "in_zone": float(zone[2] <= 0)}
         return row
