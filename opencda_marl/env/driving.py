@@ -103,6 +103,8 @@ class DrivingEnv:
         self._before = np.zeros_like(self.state.values)
         self._ending_of = np.zeros(slots, np.int64)  # Ending of those that ended in this step
         self._due = _NO_SLOTS  # who must act now
+        self._cavs = _NO_SLOTS  # whom the policy drives
+        self._ruled = False  # are there vehicles that our rules drive?
         self._book: Book | None = None
         self._trajectory: Trajectory | None = None
         self._recording = False
@@ -130,8 +132,10 @@ class DrivingEnv:
         self.state = self._simulator.reset(schedule, seed)
         self._book = Book(self._settings, self._free_flow, schedule, traffic_seed, self._parts, measured=self._looks)
         self._trajectory = Trajectory() if self._recording else None
+        self._ruled = bool((schedule.drivers == Driver.RULE).any())
         self._ledger.clear()
         self._rules.clear()
+        self._cavs = _NO_SLOTS
         self._due, self._done = _NO_SLOTS, False
         return self._run()
 
@@ -188,7 +192,7 @@ class DrivingEnv:
             if self.state.step >= self._horizon:
                 break
             everyone = self.state.step % self._interval == 0 or (self._synchronous and len(entered) > 0)
-            due = self.state.rows(Driver.CAV) if everyone else entered
+            due = self._cavs if everyone else entered
             if len(due):
                 return self._pause(due, closed, final, everyone=everyone, steps=self.state.step - begin)
         return self._finish(closed, final, steps=self.state.step - begin)
@@ -198,7 +202,8 @@ class DrivingEnv:
         assert self._book is not None
         with self._spans("act"):
             command = self._commander.command(self.state)
-            self._rules.add(command, self.state)
+            if self._ruled:
+                self._rules.add(command, self.state)
             np.copyto(self._before, self.state.values)
         self.state, events = self._simulator.step(command)
         ended = len(events.slots) > 0
@@ -212,7 +217,10 @@ class DrivingEnv:
                 self._trajectory.add(self.state, events)
             if ended:
                 self._close_ended(events, closed, final)
-            return self._admit(events.departed) if len(events.departed) else _NO_SLOTS
+            entered = self._admit(events.departed) if len(events.departed) else _NO_SLOTS
+            if ended or len(entered):
+                self._cavs = self.state.rows(Driver.CAV)
+        return entered
 
     def _look(self, events: Events) -> None:
         """Pairs of vehicles, the last moment of those that ended included."""

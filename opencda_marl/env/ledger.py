@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from opencda_marl.core.spec import Closed
 from opencda_marl.env.compiled import kernel
@@ -36,6 +36,50 @@ def _earn(
         factor[s] *= discount
         steps[s] += 1
     return bool(finite)
+
+
+@kernel
+def _open(
+    rows: Int64[np.ndarray, " rows"],
+    is_open: Bool[np.ndarray, " slots"],
+    parts: Float64[np.ndarray, "slots parts"],
+    teams: Float64[np.ndarray, " slots"],
+    factor: Float64[np.ndarray, " slots"],
+    steps: Int64[np.ndarray, " slots"],
+) -> Int64[np.ndarray, " open"]:
+    """Begin an interval for each row; returns the slots of all open ones, ascending."""
+    for s in rows:
+        is_open[s] = True
+        parts[s] = 0.0
+        teams[s], factor[s], steps[s] = 0.0, 1.0, 0
+    return np.flatnonzero(is_open)
+
+
+@kernel
+def _close(
+    rows: Int64[np.ndarray, " rows"],
+    is_open: Bool[np.ndarray, " slots"],
+    parts: Float64[np.ndarray, "slots parts"],
+    teams: Float64[np.ndarray, " slots"],
+    steps: Int64[np.ndarray, " slots"],
+    matrix: Float64[np.ndarray, "parts objectives"],
+    step_length: float,
+    rewards: Float32[np.ndarray, "rows objectives"],
+    team: Float32[np.ndarray, " rows"],
+    elapsed: Float32[np.ndarray, " rows"],
+) -> Int64[np.ndarray, " open"]:
+    """Weigh what each row earned and end its interval; returns the slots of those that stay open, ascending."""
+    for r in range(len(rows)):
+        s = rows[r]
+        is_open[s] = False
+        for k in range(matrix.shape[1]):
+            total = 0.0
+            for p in range(matrix.shape[0]):
+                total += parts[s, p] * matrix[p, k]
+            rewards[r, k] = total
+        team[r] = teams[s]
+        elapsed[r] = steps[s] * step_length
+    return np.flatnonzero(is_open)
 
 
 def no_closed(objectives: int) -> Closed:
@@ -103,12 +147,7 @@ class Ledger:
 
     def open(self, slots: Int64[np.ndarray, " rows"]) -> None:
         """These vehicles have just decided."""
-        self._parts[slots] = 0.0
-        self._team[slots] = 0.0
-        self._factor[slots] = 1.0
-        self._steps[slots] = 0
-        self._open[slots] = True
-        self.rows = np.flatnonzero(self._open)
+        self.rows = _open(slots, self._open, self._parts, self._team, self._factor, self._steps)
 
     def is_open(self, slots: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         """Which of these vehicles have decided and wait for what comes of it."""
@@ -137,14 +176,19 @@ class Ledger:
         truncated: Bool[np.ndarray, " closed"],
     ) -> Closed:
         """What came of the decisions of these vehicles, which must be open."""
-        self._open[slots] = False
-        self.rows = np.flatnonzero(self._open)
-        return Closed(
-            ids=ids[slots],
-            slots=slots,
-            rewards=(self._parts[slots] @ self._matrix).astype(np.float32),
-            team=self._team[slots].astype(np.float32),
-            elapsed=(self._steps[slots] * self._step_length).astype(np.float32),
-            terminated=terminated,
-            truncated=truncated,
+        count = len(slots)
+        rewards = np.empty((count, self._matrix.shape[1]), np.float32)
+        team, elapsed = np.empty(count, np.float32), np.empty(count, np.float32)
+        self.rows = _close(
+            slots,
+            self._open,
+            self._parts,
+            self._team,
+            self._steps,
+            self._matrix,
+            self._step_length,
+            rewards,
+            team,
+            elapsed,
         )
+        return Closed(ids[slots], slots, rewards, team, elapsed, terminated, truncated)
