@@ -38,10 +38,10 @@ from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
 from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
 from opencda_marl.nn.torso import Torso
-from opencda_marl.settings.learning import MappoSettings
+from opencda_marl.settings.learning import MappoSettings, PreferenceSettings
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Mappo", "Networks", "minibatch_step"]
+__all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "mix_advantages", "ppo_loss"]
 
 _CHUNK = 2048  # rows of one pass over the rollout: temporaries stay in the cache
 _Batch = Mapping[str, Tensor]
@@ -206,6 +206,35 @@ def minibatch_step(
         return theta, m, v, step, torch.stack([found[name] for name in METRICS])
 
 
+def mix_advantages(
+    advantages: Float64[np.ndarray, "rows components"],
+    rewards: Float64[np.ndarray, "rows components"],
+    preference: Float32[np.ndarray, "rows objectives"] | None,
+    weights: PreferenceSettings,
+) -> Float64[np.ndarray, " rows"]:
+    """One advantage per row: components weighed against each other, and the mix normalised over the rows.
+
+    With `preference.scaling: component` each component is first divided by its own spread. A component without
+    any reward is left out: its advantages are the critic's noise, and would be made as loud as the others.
+
+    Args:
+        advantages: of each component; the team's comes first when there is a preference.
+        rewards: of the same rows.
+        preference: of each row; None: there is one component.
+        weights: how to mix.
+    """
+    parts = advantages - advantages.mean(0)
+    parts[:, ~rewards.any(0)] = 0.0
+    if preference is None:
+        mixed = parts[:, 0]
+    else:
+        if weights.scaling == "component":
+            parts /= parts.std(0) + 1e-8
+        individual = scalarise(parts[:, 1:], preference)
+        mixed = weights.team_weight * parts[:, 0] + weights.individual_weight * individual
+    return np.asarray((mixed - mixed.mean()) / (mixed.std() + 1e-8))
+
+
 class Mappo:
     """The learner; see `core.spec.Learner`.
 
@@ -333,7 +362,9 @@ class Mappo:
             returns = advantages + values[chains.rows]
             self._rollout.check_finite({"value": values, "log_prob": data["log_prob"].cpu().numpy()})
             theta, data["returns"] = self._normalise(returns, chains.rows)
-            data["advantage"] = self._mix(advantages, rewards[chains.rows], chains.rows)
+            preference = rows["preference"][chains.rows] if self._conditioned else None
+            mixed = mix_advantages(advantages, rewards[chains.rows], preference, self._settings.preference)
+            data["advantage"] = self._over_rollout(mixed, chains.rows)
 
             metrics = self._learn(theta, data, chains.rows)
             self._policy.invalidate()
@@ -379,24 +410,6 @@ class Mappo:
     def _scale_tensors(self) -> tuple[Tensor, Tensor]:
         mean, std = (torch.as_tensor(x, dtype=torch.float32) for x in (self._scale.mean, self._scale.std))
         return mean.to(self._device), std.to(self._device)
-
-    def _mix(self, advantages: np.ndarray, rewards: np.ndarray, rows: np.ndarray) -> Tensor:
-        """One advantage per row: components weighed against each other, and the mix normalised over the rows.
-
-        With `preference.scaling: component` each component is first divided by its own spread. A component without
-        any reward is left out: its advantages are the critic's noise, and would be made as loud as the others.
-        """
-        parts = advantages - advantages.mean(0)
-        parts[:, ~rewards.any(0)] = 0.0
-        weights = self._settings.preference
-        if not self._conditioned:
-            mixed = parts[:, 0]
-        else:
-            if weights.scaling == "component":
-                parts /= parts.std(0) + 1e-8
-            individual = scalarise(parts[:, 1:], self._rollout.column("preference")[rows])
-            mixed = weights.team_weight * parts[:, 0] + weights.individual_weight * individual
-        return self._over_rollout((mixed - mixed.mean()) / (mixed.std() + 1e-8), rows)
 
     def _over_rollout(self, values: np.ndarray, rows: np.ndarray) -> Tensor:
         """Values of some rows, at their places among all rows; zero elsewhere."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -92,11 +93,13 @@ class UpdateForm:
             self._compiled = torch.compile(self._function, fullgraph=True, dynamic=False)
         try:
             # without this setting dynamo refuses torch.autograd.grad inside of a graph
-            with dynamo_config.patch(trace_autograd_ops=True):
+            with dynamo_config.patch(trace_autograd_ops=True), warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # the compiler's own use of its own parts
                 return self._compiled(*arguments)
         except TorchDynamoException as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise CompilerError(
-                f"learner.update_mode: the update could not be compiled: {str(error).strip().splitlines()[0]}",
+                f"learner.update_mode: the update could not be compiled: {' '.join(lines[:2])}",
                 fix="learner.update_mode=eager",
             ) from error
 

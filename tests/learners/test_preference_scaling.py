@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import pytest
-import torch
 
-from opencda_marl.learners.mappo import Mappo
+from opencda_marl.learners.mappo import mix_advantages
 from opencda_marl.settings.learning import PreferenceSettings
 
 
 def _mixed(
     advantages: np.ndarray, preference: np.ndarray, scaling: Literal["shared", "component"], team_weight: float = 1.0
 ) -> np.ndarray:
-    rows = np.arange(len(advantages))
-    rollout = SimpleNamespace(column=lambda name: {"preference": preference}[name])
-    learner = SimpleNamespace(
-        _conditioned=True,
-        _settings=SimpleNamespace(preference=PreferenceSettings(scaling=scaling, team_weight=team_weight)),
-        _rollout=rollout,
-        _over_rollout=lambda values, _: torch.from_numpy(values),
-    )
-    return Mappo._mix(learner, advantages.copy(), np.ones_like(advantages), rows).numpy()  # type: ignore[arg-type]
+    weights = PreferenceSettings(scaling=scaling, team_weight=team_weight)
+    return mix_advantages(advantages, np.ones_like(advantages), preference, weights)
 
 
 @pytest.fixture
@@ -61,3 +52,26 @@ def test_one_hot_is_the_single_objective(advantages: np.ndarray, scaling: Litera
     alone = advantages[:, 2] - advantages[:, 2].mean()
     one_hot = np.tile([0.0, 1.0, 0.0], (1000, 1))
     np.testing.assert_allclose(_mixed(advantages, one_hot, scaling, 0.0), alone / alone.std(), rtol=1e-4)
+
+
+def test_by_hand() -> None:
+    pattern = np.array([-1.0, -1.0, 1.0, 1.0])
+    parts = np.stack([pattern, 10.0 * pattern[::-1] + 5.0, 100.0 * pattern, 0.001 * pattern], 1)
+    rewards = np.ones((4, 4))
+    rewards[:, 3] = 0.0  # nothing was given for comfort: what is there is noise
+    even = np.array([[0.2, 0.3, 0.5]] * 4, np.float32)
+    weights = {"team_weight": 2.0, "individual_weight": 0.5}
+    # shared: 2 - 0.5 * 0.2 * 10 + 0.5 * 0.3 * 100 = 16 times the pattern; component: 2 - 0.1 + 0.15
+    for scaling in ("shared", "component"):
+        mixed = mix_advantages(parts, rewards, even, PreferenceSettings(scaling=scaling, **weights))
+        np.testing.assert_allclose(mixed, pattern, rtol=1e-6)
+    uneven = even.copy()
+    uneven[0] = [1.0, 0.0, 0.0]
+    mixed = mix_advantages(parts, rewards, uneven, PreferenceSettings(scaling="component", **weights))
+    raw = np.array([-2.0 + 0.5, -2.05, 2.05, 2.05])
+    np.testing.assert_allclose(mixed, (raw - raw.mean()) / raw.std(), rtol=1e-6)
+
+
+def test_without_a_preference_it_is_the_normalised_advantage() -> None:
+    mixed = mix_advantages(np.array([[1.0], [2.0], [6.0]]), np.ones((3, 1)), None, PreferenceSettings())
+    np.testing.assert_allclose(mixed, np.array([-2.0, -1.0, 3.0]) / np.sqrt(14.0 / 3.0), rtol=1e-6)

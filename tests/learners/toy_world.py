@@ -156,7 +156,8 @@ class World:
         neighbours = np.zeros((rows, most, width), np.float32)
         for i, values in enumerate(ego):  # as a function of ego: what a vehicle sees is the same when looked at twice
             counts[i] = int(abs(values[1]) * 3) % (most + 1)
-            neighbours[i, : counts[i]] = np.sin(values[0] * np.arange(1, counts[i] * width + 1)).reshape(counts[i], width)
+            wave = np.sin(values[0] * np.arange(1, counts[i] * width + 1))
+            neighbours[i, : counts[i]] = wave.reshape(counts[i], width)
         scene = np.concatenate([ego.mean(0), ego.max(0)]) if rows else np.zeros(2 * EGO, np.float32)
         slots = np.array([self.present.get(i, -1) for i in ids], np.int64)
         return Observation(np.array(ids, np.int64), slots, ego, neighbours, counts, scene.astype(np.float32))

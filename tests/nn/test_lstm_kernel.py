@@ -18,7 +18,6 @@ from opencda_marl.nn.flat import Layout
 from opencda_marl.nn.lstm import BoundLstm, cache_root, find_kernel
 from opencda_marl.settings.learning import ContextSettings
 
-
 FIND = "from opencda_marl.nn.lstm import find_kernel; print(find_kernel())"
 
 

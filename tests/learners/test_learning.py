@@ -1,0 +1,68 @@
+"""Learners learn: on toys whose best policy is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from driving_school import build, drive, small
+from toy_world import LEVELS, SPEC, SPEED, World
+
+from opencda_marl.core.spec import ActionSpec
+from opencda_marl.settings.learning import PreferenceSettings
+
+
+def score(learner: object, value_of: object, episodes: int = 4) -> float:
+    """Mean reward of the greedy policy, on traffic of its own."""
+    world, total, rows = World(99, spec=SPEC), 0.0, 0
+    for _ in range(episodes):
+        step = world.reset()
+        while not step.done:
+            action = learner.act(step.observation, explore=False)
+            for ego, value in zip(step.observation.ego, action.values[:, 0], strict=True):
+                total, rows = total + float(value_of(ego, float(value)).sum()), rows + 1
+            step = world.step(action)
+    return total / rows
+
+
+def follow(ego: np.ndarray, action: float) -> np.ndarray:
+    """The best action is tanh of the first feature."""
+    return np.array([-((action - np.tanh(ego[0])) ** 2), 0.0, 0.0])
+
+
+def pick(ego: np.ndarray, index: float) -> np.ndarray:
+    """Level 0 where the first feature is negative, else level 4."""
+    best = 4.0 if ego[0] > 0 else 0.0
+    return np.array([-abs(index - best) / 4.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "action", "reward", "good"), [("deepsets", SPEED, follow, -0.05), ("attention", LEVELS, pick, -0.1)]
+)
+def test_mappo_finds_the_best_action(encoder: str, action: ActionSpec, reward: object, good: float) -> None:
+    own = {"n_steps": 400, "epochs": 8, "minibatch_size": 64, "hidden": [32], "learning_rate": 5e-3}
+    learner = build(small("mappo", encoder, initial_fraction=0.5, **own), action=action)
+    before = score(learner, reward)
+    drive(learner, World(0, births=0.8, horizon=100, reward=reward), 50)
+    after = score(learner, reward)
+    assert before < good * 3
+    assert after > good
+
+
+def tug(ego: np.ndarray, action: float) -> np.ndarray:
+    """Safety wants to stand, efficiency wants to go."""
+    return np.array([-(action + 1.0), action - 1.0, 0.0]) / 2.0
+
+
+def test_pcmappo_does_what_the_preference_says() -> None:
+    own = {"n_steps": 400, "epochs": 8, "minibatch_size": 64, "hidden": [32], "learning_rate": 5e-3}
+    learner = build(small("pcmappo", initial_fraction=0.5, **own))
+    drive(learner, World(0, births=0.8, horizon=100, reward=tug), 60)
+    observation = World(98).reset().observation
+    mean = []
+    for fixed in ([0.9, 0.1, 0.0], [0.5, 0.5, 0.0], [0.1, 0.9, 0.0]):
+        greedy = build(small("pcmappo", preference=PreferenceSettings(source="fixed", fixed=fixed), **own))
+        greedy.load(learner.state(), weights_only=True)
+        mean.append(float(greedy.act(observation, explore=False).values.mean()))
+    assert mean[0] < mean[1] < mean[2]
+    assert mean[0] < -0.6
+    assert mean[2] > 0.6
