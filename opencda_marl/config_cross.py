@@ -115,6 +115,14 @@ def _objectives(settings: RunSettings) -> Iterator[Problem]:
             f"{len(preference.fixed)} with sum {sum(preference.fixed):g}",
             "e.g. [0.6, 0.3, 0.1]",
         )
+    concentration = preference.concentration
+    if isinstance(concentration, list) and len(concentration) != len(OBJECTIVES):
+        yield Problem(
+            ("preference", "concentration"),
+            f"preference.concentration is one number, or {len(OBJECTIVES)} ({', '.join(OBJECTIVES)}); "
+            f"these are {len(concentration)}",
+            "e.g. [6.0, 3.0, 1.0]",
+        )
     if preference.team_weight == 0.0 and preference.individual_weight == 0.0:
         yield Problem(
             ("preference", "team_weight"),

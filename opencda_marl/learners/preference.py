@@ -72,8 +72,8 @@ class Preferences:
 
     def _draw(self, count: int) -> Float32[np.ndarray, "count objectives"]:
         if self._settings.source == "sampled":
-            drawn = self._rng.dirichlet([self._settings.concentration] * len(OBJECTIVES), count)
-            return np.asarray(drawn, np.float32)
+            alphas = np.broadcast_to(np.asarray(self._settings.concentration, np.float64), (len(OBJECTIVES),))
+            return np.asarray(self._rng.dirichlet(alphas, count), np.float32)
         index = (self._dealt + np.arange(count)) % len(self._grid)
         self._dealt += count
         return np.asarray(self._grid[index])

@@ -28,7 +28,9 @@ class PreferenceSettings:
     fixed: Annotated[list[float], Between(0, 1)] = field(
         default_factory=lambda: [0.6, 0.3, 0.1]
     )  # safety, efficiency, comfort: what `fixed` uses, and evaluation unless it says otherwise; sums to 1
-    concentration: Annotated[float, Between(0.01, 1000)] = 1.0  # of the Dirichlet that `sampled` draws from
+    concentration: Annotated[float | list[float], Between(0.01, 1000)] = (
+        1.0  # of the Dirichlet that `sampled` draws from; a list: one number per objective
+    )
     divisions: Annotated[int, Between(1, 20)] = 4  # `grid`: points of the simplex with steps of 1/divisions
     team_weight: Annotated[float, Between(0, 100)] = 1.0  # of the team's advantage
     # `lambda` is a word of the language: the YAML key is `lambda`, the field `individual_weight`.

@@ -197,6 +197,7 @@ _WRONG = [
     ("demand: {peak: {factor: 2}}", "has a factor (2) but no duration", None),
     ("preference: {fixed: [0.5, 0.5]}", "preference.fixed must be 3 numbers (safety, efficiency, comfort)", None),
     ("preference: {fixed: [0.5, 0.5, 0.5]}", "these are 3 with sum 1.5", None),
+    ("preference: {concentration: [1, 2]}", "preference.concentration is one number, or 3", None),
     ("preference: {team_weight: 0, lambda: 0}", "nothing would be learned", None),
     ("learner: {acting_device: gpu}", "learner.acting_device is one of auto, train, cpu", None),
     ("learner: {acting_threads: many}", "learner.acting_threads is a whole number or auto", None),

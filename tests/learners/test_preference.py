@@ -43,6 +43,13 @@ def test_dirichlet_has_the_concentration_that_was_asked_for() -> None:
         np.testing.assert_allclose(drawn.var(0), spread, rtol=0.05)  # a (1 - a) / (K c + 1) with a = 1/3
 
 
+def test_a_dirichlet_may_lean_to_one_objective() -> None:
+    preferences = Preferences(PreferenceSettings(concentration=[6.0, 3.0, 1.0]), seed=2)
+    drawn = preferences.of(np.arange(20_000), explore=True)
+    np.testing.assert_allclose(drawn.mean(0), [0.6, 0.3, 0.1], atol=0.005)
+    np.testing.assert_allclose(drawn[:, 0].var(), 0.6 * 0.4 / 11.0, rtol=0.05)
+
+
 def test_a_vehicle_that_ended_is_forgotten_and_the_others_are_not() -> None:
     preferences = Preferences(PreferenceSettings(), seed=3)
     before = preferences.of(ids(1, 2, 3), explore=True)
