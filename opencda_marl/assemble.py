@@ -120,14 +120,21 @@ def make_learner(
 
 
 @contextmanager
-def quiet_process(threads: int) -> Iterator[None]:
-    """Torch has so many threads and NumPy's BLAS one: two pools used in turn wait for each other (23 times slower)."""
-    import torch  # not needed to look at roads or traffic
+def quiet_process(threads: int | None) -> Iterator[None]:
+    """Torch has so many threads and NumPy's BLAS one: two pools used in turn wait for each other (23 times slower).
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with threadpool_limits(1, "blas"):
+    Args:
+        threads: of torch; None: nobody needs torch here, so it is not imported.
+    """
+    with threadpool_limits(1, "blas"):
+        if threads is None:
             yield
-    finally:
-        torch.set_num_threads(before)
+            return
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -103,7 +103,7 @@ def evaluate(
     if found.name == "priority":
         traffic = _all_human(traffic)
     with (
-        quiet_process(settings.threads),
+        quiet_process(None if found.checkpoint is None else settings.threads),
         closing(make_env(settings, traffic=traffic)) as env,
         _driver(found, settings, env) as act,
     ):

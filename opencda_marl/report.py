@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from opencda_marl.core.children import run_all
 from opencda_marl.core.errors import CheckpointError, Interrupted
 from opencda_marl.core.files import write_whole, writing
 from opencda_marl.core.machine import cores
-from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
+from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run, typed
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
@@ -40,6 +39,7 @@ COLUMNS = {
 """Of the table, in order: the field of an evaluation, and its heading."""
 
 _MODULE = "opencda_marl.evaluate"
+_DEAR = ("policy", "rule_based")
 _PERCENT = ("success_rate", "collision_rate", "near_miss_rate")
 
 
@@ -83,7 +83,7 @@ def final_report(
             if stop.requested():
                 raise Interrupted(
                     "the table was not finished; training was, and is saved",
-                    fix=f"for the table: opencda-marl run --resume {shlex.quote(str(run))}",
+                    fix=f"for the table: opencda-marl run --resume {typed(run)}",
                 )
             return found
 
@@ -128,7 +128,7 @@ def cell(name: str, value: Any) -> str:
 
 def next_line(run: Path) -> str:
     """Where everything is, and what to type next."""
-    where = shlex.quote(str(run))
+    where = typed(run)
     return f"Everything is in {where}. Next: opencda-marl evaluate {where} --seeds 9000:9030 demand.rate_vph=300"
 
 
@@ -170,7 +170,8 @@ def _measure(
         "trajectory_rate_vph": _shown(rates),
     }
     requests |= {name: _request(run, chosen.seeds, name, rates) for name in chosen.controllers}
-    answers = jobs(requests, "held-out traffic")
+    # The dear ones first: whoever starts last should not need longest.
+    answers = jobs(dict(sorted(requests.items(), key=lambda item: item[0] not in _DEAR)), "held-out traffic")
     label = f"{settings.algorithm} ({checkpoint.name})"
     return [{**row, "policy": label if name == "policy" else name} for name in requests for row in answers[name]]
 

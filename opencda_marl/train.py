@@ -7,7 +7,6 @@ A checkpoint is the state at the end of an episode. That state is also copied in
 from __future__ import annotations
 
 import gc
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,7 +27,7 @@ from opencda_marl.core.errors import (
 )
 from opencda_marl.core.events import Finished, Listener, Note, Started, TrainEvent
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
-from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run
+from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run, typed
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, ObservationSpec
@@ -177,7 +176,7 @@ def _stopped(folder: RunFolder, journal: Journal) -> None:
 
 
 def _again(folder: RunFolder, fix: str | None) -> str:
-    command = f"opencda-marl run --resume {shlex.quote(str(folder.path))}"
+    command = f"opencda-marl run --resume {typed(folder.path)}"
     return f"{fix}; then continue with: {command}" if fix else f"continue with: {command}"
 
 
@@ -225,7 +224,7 @@ def _resumed_settings(wanted: RunSettings | None, run: Path) -> RunSettings:
         raise ConfigError(
             f"a resumed run keeps its settings, but these differ: {', '.join(changed)}",
             fix="change budgets (max_episodes, max_env_steps, max_minutes) only; or begin a new run with --init-from "
-            f"{shlex.quote(str(run))}",
+            f"{typed(run)}",
         )
     require_budget(wanted)
     return wanted
@@ -250,7 +249,7 @@ def _restore(folder: RunFolder, learner: Learner, facts: dict[str, Any], env: Dr
         raise CheckpointError(
             f"{folder.path / 'episodes.jsonl'} has {lines} lines, but its checkpoint is that of episode "
             f"{done.episodes}",
-            fix=f"put the file back; or begin a new run with --init-from {shlex.quote(str(folder.path))}",
+            fix=f"put the file back; or begin a new run with --init-from {typed(folder.path)}",
         )
     learner.load(found.state)
     return done

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 import time
 import traceback
@@ -46,6 +47,7 @@ __all__ = [
     "read_run",
     "read_status",
     "run_name",
+    "typed",
 ]
 
 ACTIVE_PHASES = ("starting", "compiling", "training", "updating", "evaluating", "reporting")
@@ -284,6 +286,13 @@ def _locked(path: Path) -> int:
     raise CheckpointError(f"{path} is in use by {who}", fix="wait for it or stop it, then try again")
 
 
+def typed(path: Path) -> str:
+    """A path as a person would type it here: relative if it lies below, quoted where a shell needs it."""
+    here = Path.cwd()
+    shown = str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+    return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
+
+
 def is_running(path: Path) -> bool:
     """Does a process hold the run's lock?"""
     try:
@@ -323,7 +332,7 @@ def best_checkpoint(path: Path) -> Path:
     checkpoints = Checkpoints(path / "checkpoints")
     found = checkpoints.find("best") or checkpoints.find("latest")
     if found is None:
-        raise CheckpointError(f"{path} has no checkpoint yet", fix=f"train on: opencda-marl run --resume {path}")
+        raise CheckpointError(f"{path} has no checkpoint yet", fix=f"train on: opencda-marl run --resume {typed(path)}")
     return found
 
 

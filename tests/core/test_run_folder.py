@@ -27,6 +27,7 @@ from opencda_marl.core.run_folder import (
     read_run,
     read_status,
     run_name,
+    typed,
 )
 from opencda_marl.core.spec import LearnerState
 
@@ -160,6 +161,15 @@ def test_a_folder_that_holds_something_is_not_written_into(tmp_path: Path) -> No
     with pytest.raises(StorageError, match="cannot write"):
         RunFolder.create(tmp_path / "file" / "below")
     RunFolder.create(tmp_path / "empty").close()
+
+
+def test_paths_as_a_person_would_type_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert typed(tmp_path / "runs" / "a") == "runs/a"
+    assert typed(tmp_path / "my runs") == "'my runs'"
+    assert typed(tmp_path / "-x") == "./-x"
+    assert typed(Path("/elsewhere/a")) == "/elsewhere/a"
+    assert typed(Path("runs/a")) == "runs/a"
 
 
 def test_what_is_no_run_folder_is_said(tmp_path: Path) -> None:
