@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int16
+from jaxtyping import Bool, Float64, Int8, Int16
 
 from opencda_marl.core.state import Field
 from opencda_marl.env.compiled import kernel
-from opencda_marl.env.neighbours import RoadTables, conflicting, lead_distance
+from opencda_marl.env.neighbours import AFTER, UNTIL, RoadTables, conflicting, lead_distance
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["RATE_HORIZON", "Proximity", "near_misses"]
@@ -35,6 +35,7 @@ RATE_HORIZON = 1.5
 
 _STANDING = 0.1  # [m/s] slower: it reaches nothing
 _SPEED, _PROGRESS = int(Field.SPEED), int(Field.PROGRESS)
+_ON_LANE, _ON_ZONE = 1, 2  # bits: vehicles on two routes may follow each other; they may meet in a zone
 # indices into `limits` of the kernel
 _COLLISION, _GAP, _HORIZON, _LENGTH, _BRAKING = range(5)
 
@@ -108,29 +109,41 @@ def near_misses(
     values: Float64[np.ndarray, "slots fields"],
     routes: Int16[np.ndarray, " slots"],
     tables: RoadTables,
+    related: Int8[np.ndarray, "routes routes"],
     limits: Float64[np.ndarray, " 5"],
     rate: Float64[np.ndarray, " slots"],
     missed: Bool[np.ndarray, " slots"],
     predicted: Bool[np.ndarray, " slots"],
 ) -> None:
-    """Look at every pair once; fills `rate`, `missed` and `predicted` of this moment."""
+    """Look at every pair once; fills `rate`, `missed` and `predicted` of this moment.
+
+    `related`: see `_relations`.
+    """
     rate[:], missed[:], predicted[:] = 0.0, False, False
     rows = np.flatnonzero(present)
     length = limits[_LENGTH]
     for a in range(len(rows)):
         i = rows[a]
+        mine, my_route = values[i, _PROGRESS], routes[i]
         leader, nearest = -1, np.inf
         for b in range(len(rows)):
             j = rows[b]
-            if j == i:
-                continue
-            ahead = lead_distance(values[i, _PROGRESS], values[j, _PROGRESS], routes[i], routes[j], length, tables.lead)
-            if ahead < nearest:
-                leader, nearest = j, ahead
-            if b > a and conflicting(i, j, values, routes, length, tables.zones):
-                _crossing(i, j, tables.zones[routes[i], routes[j]], values, limits, rate, missed, predicted)
+            relation = related[my_route, routes[j]]
+            if relation & _ON_LANE and j != i:
+                ahead = lead_distance(mine, values[j, _PROGRESS], my_route, routes[j], length, tables.lead)
+                if ahead < nearest:
+                    leader, nearest = j, ahead
+            if relation & _ON_ZONE and b > a and conflicting(i, j, values, routes, length, tables.zones):
+                _crossing(i, j, tables.zones[my_route, routes[j]], values, limits, rate, missed, predicted)
         if leader >= 0:
             _lane(i, leader, nearest - length, values, limits, rate, missed)
+
+
+def _relations(tables: RoadTables) -> Int8[np.ndarray, "routes routes"]:
+    """What vehicles on two routes can be to each other; most pairs are nothing, and are passed over."""
+    until, after = tables.lead[..., UNTIL], tables.lead[..., AFTER]
+    follows = (until > 0.0) | np.isfinite(after) | np.isfinite(after.T)
+    return np.asarray(_ON_LANE * follows + _ON_ZONE * np.isfinite(tables.zones[..., 0]), np.int8)
 
 
 @dataclass(slots=True)
@@ -147,6 +160,7 @@ class Proximity:
     missed: Bool[np.ndarray, " slots"]
     predicted: Bool[np.ndarray, " slots"]
     _tables: RoadTables
+    _related: Int8[np.ndarray, "routes routes"]
     _limits: Float64[np.ndarray, " 5"]
 
     @classmethod
@@ -158,6 +172,7 @@ class Proximity:
             missed=np.zeros(slots, np.bool_),
             predicted=np.zeros(slots, np.bool_),
             _tables=tables,
+            _related=_relations(tables),
             _limits=np.array(
                 [limits.time_to_collision, limits.time_gap, limits.horizon, vehicle.length, vehicle.braking]
             ),
@@ -170,4 +185,6 @@ class Proximity:
         routes: Int16[np.ndarray, " slots"],
     ) -> None:
         """Look at every pair of the vehicles that are present."""
-        near_misses(present, values, routes, self._tables, self._limits, self.rate, self.missed, self.predicted)
+        near_misses(
+            present, values, routes, self._tables, self._related, self._limits, self.rate, self.missed, self.predicted
+        )
