@@ -15,7 +15,7 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, Step
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import PeakSettings
-from opencda_marl.tools.floor import BAND, Crossing, bare_loop
+from opencda_marl.tools.floor import BAND, Crossing, bare_loop, driving_speed
 from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave, median
 
 __all__ = ["bench_env", "crossing_of", "env_steps", "holding_rate", "with_rate"]
@@ -77,12 +77,17 @@ def crossing_of(roads: Roads, settings: RunSettings) -> Crossing:
     return Crossing(roads.network, roads.entry_edge, roads.exit_edge, lanes, settings)
 
 
-def with_rate(settings: RunSettings, rate: float) -> RunSettings:
-    """The settings with steady traffic of connected vehicles only, at `rate` [vehicles/h/lane]."""
+def with_rate(settings: RunSettings, rate: float, vehicles: int) -> RunSettings:
+    """The settings with steady traffic of connected vehicles only, at `rate` [vehicles/h/lane].
+
+    So many `vehicles` enter as fast as in the bare loop.
+    """
     demand = replace(
         settings.demand, rate_vph=rate, arrivals="exact", turning_shares=None, cav_share=1.0, peak=PeakSettings()
     )
-    return replace(settings, demand=demand, max_steps=_EPISODE, action="target_speed")
+    vehicle = replace(settings.scenario.vehicle, departure_speed=driving_speed(vehicles))
+    scenario = replace(settings.scenario, vehicle=vehicle)
+    return replace(settings, demand=demand, scenario=scenario, max_steps=_EPISODE, action="target_speed")
 
 
 def env_steps(settings: RunSettings, vehicles: int, rate: float, steps: int) -> Callable[[], Block]:
@@ -94,7 +99,7 @@ def env_steps(settings: RunSettings, vehicles: int, rate: float, steps: int) -> 
         rate: [vehicles/h/lane] that holds them.
         steps: simulator steps of one block.
     """
-    drive = _Drive(with_rate(settings, rate), vehicles)
+    drive = _Drive(with_rate(settings, rate, vehicles), vehicles)
 
     def measure() -> Block:
         seconds, counted, present, rows, acting = 0.0, 0, 0.0, 0.0, 0
@@ -158,7 +163,7 @@ def holding_rate(settings: RunSettings, vehicles: int) -> float:
     """
     rate, best, nearest = min(_HIGHEST, 12.0 * vehicles), 0.0, float("inf")
     for _ in range(5):
-        drive = _Drive(with_rate(settings, rate), vehicles)
+        drive = _Drive(with_rate(settings, rate, vehicles), vehicles)
         present = _population(drive)
         drive.env.close()
         if abs(present - vehicles) < nearest:

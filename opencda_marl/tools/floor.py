@@ -16,7 +16,7 @@ from opencda_marl.core.errors import SimulatorError
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.tools.measure import Block
 
-__all__ = ["BAND", "Crossing", "bare_loop"]
+__all__ = ["BAND", "Crossing", "bare_loop", "driving_speed"]
 
 BAND = 0.2
 """Steps count while the number of vehicles is within this share of the wanted one."""
@@ -36,6 +36,11 @@ class Crossing:
     exits: tuple[str, ...]
     lanes: tuple[int, ...]
     settings: RunSettings = field(default_factory=RunSettings)
+
+
+def driving_speed(vehicles: int) -> float:
+    """At which so many vehicles enter and drive: crowds are slow. [m/s]"""
+    return min(_FAST, _CROWD / vehicles)
 
 
 def bare_loop(crossing: Crossing, vehicles: int, steps: int) -> Callable[[], Block]:
@@ -61,7 +66,7 @@ def bare_loop(crossing: Crossing, vehicles: int, steps: int) -> Callable[[], Blo
     libsumo.vehicletype.setDecel("DEFAULT_VEHTYPE", vehicle.braking)
     for route, (entry, leave) in enumerate(zip(crossing.entries, crossing.exits, strict=True)):
         libsumo.route.add(f"r{route}", [entry, leave])
-    speed = min(_FAST, _CROWD / vehicles)
+    speed = driving_speed(vehicles)
     let_in = _entrance(crossing, speed)
 
     def measure() -> Block:
