@@ -124,7 +124,8 @@ class RuleBased:
             self._slots = len(state.alive)
             self._reservation = Reservation(self._settings, self._roads, self._conflicts, self._slots)
         ours = state.alive & (state.drivers == Driver.CAV)
-        wanted = self._reservation.speeds(state, ours)[observation.slots]
+        asked = None if len(observation) == ours.sum() else observation.slots
+        wanted = self._reservation.speeds(state, ours, asked)[observation.slots]
         values, routes = state.values[observation.slots], state.routes[observation.slots]
         return Action(np.asarray(self._actions(wanted, values, routes), np.float32)[:, None])
 
