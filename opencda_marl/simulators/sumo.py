@@ -7,7 +7,6 @@ SUMO's own Euler step, which saves two of five getters (a test compares them wit
 from __future__ import annotations
 
 import heapq
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -25,6 +24,7 @@ from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, Veh
 from opencda_marl.simulators.admission import Admission
 from opencda_marl.simulators.kernels import compare_targets, fill_values
 from opencda_marl.simulators.links import LibsumoLink, Link, Readings, SumoOptions, TraciLink
+from opencda_marl.simulators.scratch import scratch_folder
 from opencda_marl.simulators.wheels import choose_backend, inspect_sumo
 
 __all__ = ["SumoSimulator", "choose_backend", "inspect_sumo"]
@@ -105,7 +105,7 @@ class SumoSimulator:
         self._gui = simulator.gui
         backend = choose_backend(simulator)
         self._link = _link(backend, gui=simulator.gui)
-        self._folder = tempfile.TemporaryDirectory(prefix="opencda-marl-")
+        self._folder = scratch_folder()
         for path in (roads.network, self._folder.name):
             if "," in path:  # SUMO would take it for a list of files
                 self._folder.cleanup()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -355,7 +356,7 @@ def test_paths_with_spaces(backend: str, tmp_path: Path, monkeypatch: pytest.Mon
     """The network's and the temporary folder's; compressed too. A comma is beyond SUMO, and said so."""
     folder = tmp_path / "my own nets"
     folder.mkdir()
-    monkeypatch.setattr(sumo.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with gzip.open(folder / "a crossing.net.xml.gz", "wb") as packed:
         packed.write(Path(ROADS.network).read_bytes())
     settings = SimulatorSettings(backend=backend)  # type: ignore[arg-type]
