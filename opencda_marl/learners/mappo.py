@@ -7,6 +7,8 @@ update   values and log-probabilities of all rows in one pass, advantages per ve
 PCMAPPO has a vector of rewards and a preference p per vehicle (arXiv 2606.14693): components are the team's reward and
 one per objective, A = team_weight * A_team + individual_weight * p . A_individual (`preference.scaling`).
 MAPPO is the same with one component, the plain sum of the objectives.
+
+Longer than other modules, because nets, losses and update are to be read side by side.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, ActionSpec, Counters, LearnerState, Observation, ObservationSpec, Step
 from opencda_marl.learners.acting import ActingPolicy
 from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
+from opencda_marl.learners.preference import mix_advantages
 from opencda_marl.learners.rollout import Rollout, chain_advantages, minibatches
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
@@ -38,10 +41,10 @@ from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
 from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
 from opencda_marl.nn.torso import Torso
-from opencda_marl.settings.learning import MappoSettings, PreferenceSettings
+from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "mix_advantages", "ppo_loss"]
+__all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "ppo_loss"]
 
 _CHUNK = 2048  # rows of one pass over the rollout: temporaries stay in the cache
 _Batch = Mapping[str, Tensor]
@@ -206,35 +209,6 @@ def minibatch_step(
         return theta, m, v, step, torch.stack([found[name] for name in METRICS])
 
 
-def mix_advantages(
-    advantages: Float64[np.ndarray, "rows components"],
-    rewards: Float64[np.ndarray, "rows components"],
-    preference: Float32[np.ndarray, "rows objectives"] | None,
-    weights: PreferenceSettings,
-) -> Float64[np.ndarray, " rows"]:
-    """One advantage per row: components weighed against each other, and the mix normalised over the rows.
-
-    With `preference.scaling: component` each component is first divided by its own spread. A component without
-    any reward is left out: its advantages are the critic's noise, and would be made as loud as the others.
-
-    Args:
-        advantages: of each component; the team's comes first when there is a preference.
-        rewards: of the same rows.
-        preference: of each row; None: there is one component.
-        weights: how to mix.
-    """
-    parts = advantages - advantages.mean(0)
-    parts[:, ~rewards.any(0)] = 0.0
-    if preference is None:
-        mixed = parts[:, 0]
-    else:
-        if weights.scaling == "component":
-            parts /= parts.std(0) + 1e-8
-        individual = scalarise(parts[:, 1:], preference)
-        mixed = weights.team_weight * parts[:, 0] + weights.individual_weight * individual
-    return np.asarray((mixed - mixed.mean()) / (mixed.std() + 1e-8))
-
-
 class Mappo:
     """The learner; see `core.spec.Learner`.
 
@@ -364,7 +338,7 @@ class Mappo:
             theta, data["returns"] = self._normalise(returns, chains.rows)
             preference = rows["preference"][chains.rows] if self._conditioned else None
             mixed = mix_advantages(advantages, rewards[chains.rows], preference, self._settings.preference)
-            data["advantage"] = self._over_rollout(mixed, chains.rows)
+            data["advantage"] = torch.from_numpy(self._rollout.spread(mixed, chains.rows)).to(self._device)
 
             metrics = self._learn(theta, data, chains.rows)
             self._policy.invalidate()
@@ -401,21 +375,12 @@ class Mappo:
 
     def _normalise(self, returns: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Move the scale of returns along. Parameters that give the same values in it, and the returns in it."""
-        before = self._scale_tensors()
+        before = self._scale.tensors(self._device)
         self._scale.observe(returns)
         theta = self._theta.clone()
-        self._networks.rescale(self._networks.layout.views(theta), before, self._scale_tensors())
-        return theta, self._over_rollout((returns - self._scale.mean) / self._scale.std, rows)
-
-    def _scale_tensors(self) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.as_tensor(x, dtype=torch.float32) for x in (self._scale.mean, self._scale.std))
-        return mean.to(self._device), std.to(self._device)
-
-    def _over_rollout(self, values: np.ndarray, rows: np.ndarray) -> Tensor:
-        """Values of some rows, at their places among all rows; zero elsewhere."""
-        spread = np.zeros((len(self._rollout), *values.shape[1:]), np.float32)
-        spread[rows] = values
-        return torch.from_numpy(spread).to(self._device)
+        self._networks.rescale(self._networks.layout.views(theta), before, self._scale.tensors(self._device))
+        normal = self._rollout.spread((returns - self._scale.mean) / self._scale.std, rows)
+        return theta, torch.from_numpy(normal).to(self._device)
 
     def _learn(self, theta: Tensor, data: dict[str, Tensor], rows: np.ndarray) -> dict[str, float]:
         """Epochs of minibatch steps, until the policy has moved by `target_kl`."""

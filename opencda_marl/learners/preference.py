@@ -7,14 +7,14 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from opencda_marl.core.errors import ConfigError
-from opencda_marl.core.objectives import OBJECTIVES
+from opencda_marl.core.objectives import OBJECTIVES, scalarise
 from opencda_marl.core.seeds import Branch, generator, generator_from_state, generator_state
 from opencda_marl.settings.learning import PreferenceSettings
 
-__all__ = ["Preferences", "simplex_grid"]
+__all__ = ["Preferences", "mix_advantages", "simplex_grid"]
 
 
 def simplex_grid(divisions: int, components: int = len(OBJECTIVES)) -> Float64[np.ndarray, "points components"]:
@@ -58,15 +58,26 @@ class Preferences:
         source = self._settings.source
         if source == "fixed" or (source == "sampled" and not explore):
             return np.tile(self._fixed, (len(ids), 1))
-        new = ids[~np.isin(ids, self._ids)]
-        if len(new):
-            self._ids = np.concatenate([self._ids, new])
-            self._held = np.concatenate([self._held, self._draw(len(new))])
-        order = np.argsort(self._ids)
-        return self._held[order[np.searchsorted(self._ids, ids, sorter=order)]]
+        at, known = self._find(ids)
+        if not known.all():
+            together = np.concatenate([self._ids, ids[~known]])
+            order = np.argsort(together)
+            self._held = np.concatenate([self._held, self._draw(int((~known).sum()))])[order]
+            self._ids = together[order]
+            at, _ = self._find(ids)
+        return np.asarray(self._held[at])
+
+    def _find(self, ids: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+        """Where each vehicle stands among those known, and whether it does; `_ids` ascend."""
+        if not len(self._ids):
+            return np.zeros(len(ids), np.int64), np.zeros(len(ids), np.bool_)
+        at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        return at, self._ids[at] == ids
 
     def forget(self, ids: Int64[np.ndarray, " ended"]) -> None:
         """These vehicles have ended; their ids never come back."""
+        if not len(ids):
+            return
         kept = ~np.isin(self._ids, ids)
         self._ids, self._held = self._ids[kept], self._held[kept]
 
@@ -88,3 +99,32 @@ class Preferences:
         self._ids, self._held = tensors["preference.ids"].copy(), tensors["preference.held"].copy()
         self._dealt = int(values["dealt"])
         self._rng = generator_from_state(values["generator"])
+
+
+def mix_advantages(
+    advantages: Float64[np.ndarray, "rows components"],
+    rewards: Float64[np.ndarray, "rows components"],
+    preference: Float32[np.ndarray, "rows objectives"] | None,
+    weights: PreferenceSettings,
+) -> Float64[np.ndarray, " rows"]:
+    """One advantage per row: components weighed against each other, and the mix normalised over the rows.
+
+    With `preference.scaling: component` each component is first divided by its own spread. A component without
+    any reward is left out: its advantages are the critic's noise, and would be made as loud as the others.
+
+    Args:
+        advantages: of each component; the team's comes first when there is a preference.
+        rewards: of the same rows.
+        preference: of each row; None: there is one component.
+        weights: how to mix.
+    """
+    parts = advantages - advantages.mean(0)
+    parts[:, ~rewards.any(0)] = 0.0
+    if preference is None:
+        mixed = parts[:, 0]
+    else:
+        if weights.scaling == "component":
+            parts /= parts.std(0) + 1e-8
+        individual = scalarise(parts[:, 1:], preference)
+        mixed = weights.team_weight * parts[:, 0] + weights.individual_weight * individual
+    return np.asarray((mixed - mixed.mean()) / (mixed.std() + 1e-8))

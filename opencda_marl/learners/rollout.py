@@ -250,6 +250,14 @@ class Rollout:
         used, self._rows["scene"][:] = np.unique(self._rows["scene"], return_inverse=True)
         self._scenes.keep(used)
 
+    def spread(
+        self, values: Float[np.ndarray, "chosen *columns"], rows: Int64[np.ndarray, " chosen"]
+    ) -> Float32[np.ndarray, "rows *columns"]:
+        """Values of some rows, at their places among all rows; zero elsewhere."""
+        found = np.zeros((len(self), *values.shape[1:]), np.float32)
+        found[rows] = values
+        return found
+
     def check_finite(self, extra: Mapping[str, np.ndarray]) -> None:
         """Raise unless everything that was seen and given is a number.
 

@@ -1,19 +1,15 @@
-"""Where tensors live, how many threads work on them, and where their memory comes from."""
+"""Where tensors live, and how many threads work on them."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 from typing import Literal
 
 import torch
 
 from opencda_marl.core.errors import DeviceError
 
-__all__ = ["keep_freed_memory", "resolve_acting_threads", "resolve_device", "set_threads", "torch_build"]
-
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's mallopt, malloc.h
+__all__ = ["resolve_acting_threads", "resolve_device", "set_threads", "torch_build"]
 
 
 def torch_build() -> str:
@@ -54,18 +50,3 @@ def resolve_acting_threads(asked: int | Literal["auto"]) -> int:
     """Threads for acting on a replica: never more than the cores; `auto` is at most 8 (more is slower)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8 if asked == "auto" else asked, cores)
-
-
-def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed blocks for the next allocation; for the whole process.
-
-    An update makes the same temporaries over and over. Those above 128 KiB go back to the kernel when
-    freed, and each comes back as hundreds of page faults: 0.1 to 0.3 ms per tensor of 1.5 MB. Says whether the
-    library knows how (glibc does).
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    library = ctypes.CDLL(None)
-    # 32 MiB is the largest threshold that glibc accepts on 64 bits
-    wanted = ((_TRIM_THRESHOLD, 256 << 20), (_TOP_PAD, 16 << 20), (_MMAP_THRESHOLD, 32 << 20))
-    return all(library.mallopt(option, value) == 1 for option, value in wanted)

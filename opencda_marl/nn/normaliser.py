@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -36,6 +37,11 @@ class RunningScale:
             return np.ones_like(self._mean)
         variance = self._square / self._weight - self.mean**2
         return np.asarray(np.sqrt(np.maximum(variance, _SMALLEST**2)))
+
+    def tensors(self, device: torch.device) -> tuple[Float[Tensor, " components"], Float[Tensor, " components"]]:
+        """Mean and spread, for networks on a device."""
+        mean, std = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in (self.mean, self.std))
+        return mean, std
 
     def observe(self, values: Float[np.ndarray, "rows components"]) -> None:
         """Take in the values of one update."""

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from opencda_marl.learners.mappo import mix_advantages
+from opencda_marl.learners.preference import mix_advantages
 from opencda_marl.settings.learning import PreferenceSettings
 
 

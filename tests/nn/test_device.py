@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from opencda_marl.core.errors import DeviceError
-from opencda_marl.nn import device
-from opencda_marl.nn.device import keep_freed_memory, resolve_acting_threads, resolve_device, torch_build
+from opencda_marl.nn.device import resolve_acting_threads, resolve_device, torch_build
 
 
 def test_cuda_without_cuda_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +47,3 @@ def test_acting_threads_are_never_more_than_the_cores(monkeypatch: pytest.Monkey
     assert resolve_acting_threads(100) == 24
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
     assert resolve_acting_threads("auto") == 2
-
-
-def test_only_glibc_is_asked_to_keep_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.platform, "libc_ver", lambda: ("musl", "1"))
-    assert keep_freed_memory() is False
