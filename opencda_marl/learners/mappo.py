@@ -353,7 +353,7 @@ class Mappo:
         found["scene"] = torch.from_numpy(scenes).to(self._device)[found["scene"]]
         return found
 
-    def _look_back(self, data: _Batch) -> tuple[Float64[np.ndarray, "rows components"], Float[Tensor, " rows"]]:
+    def _look_back(self, data: _Batch) -> tuple[Float64[np.ndarray, "rows components"], Float[Tensor, " acted"]]:
         """Values in units of the rewards, and log-probabilities of actions where the rows have some."""
         parameters = self._networks.layout.views(self._theta)
         values, log_probs = [], []

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.objectives import OBJECTIVES, scalarise
@@ -104,7 +104,7 @@ class Preferences:
 def mix_advantages(
     advantages: Float64[np.ndarray, "rows components"],
     rewards: Float64[np.ndarray, "rows components"],
-    preference: Float32[np.ndarray, "rows objectives"] | None,
+    preference: Float[np.ndarray, "rows objectives"] | None,
     weights: PreferenceSettings,
 ) -> Float64[np.ndarray, " rows"]:
     """One advantage per row: components weighed against each other, and the mix normalised over the rows.

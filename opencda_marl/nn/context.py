@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ ActingEncoder = Callable[[_Neighbours, _Counts, _Ego], _Context]
 """An encoder bound to parameters, for acting: no gradients, on the parameters' device."""
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """What a learner needs of an encoder; a plug-in's constructor takes (ObservationSpec, ContextSettings)."""
 

@@ -8,7 +8,7 @@ What is stored of an action is what its probability can be computed from without
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -72,6 +72,7 @@ def tanh_gaussian_entropy(
     return (log_std + 0.5 * math.log(2.0 * math.pi * math.e) + expected).sum(-1)
 
 
+@runtime_checkable
 class Head(Protocol):
     """An actor's last step."""
 

@@ -20,7 +20,7 @@ from opencda_marl.settings.run import RunSettings
 SPEC = ObservationSpec("one", 1, (Feature("x", "1", 1.0, ""),), (), 0)
 
 
-class Fixed:
+class Fixed(Networks):
     """Networks that say what the test wants them to say."""
 
     def __init__(self, log_prob: list[float], values: list[list[float]], entropy: list[float]) -> None:
