@@ -146,8 +146,13 @@ class RuleBased:
         )
         share = np.clip(wanted / bounds, 0.0, 1.0) if len(bounds) else bounds
         if len(self._levels):
-            slower = self._levels[None, :] <= share[:, None] + 1e-9  # the fastest level that is not too fast
-            return np.asarray(np.where(slower, self._levels[None, :], -1.0).argmax(axis=1))
+            # At full acceleration the engine is the limit: the next level up does no harm, and the one below would
+            # never let a standing vehicle start. Otherwise the fastest level that is not too fast.
+            rising = wanted >= values[:, Field.SPEED] + 0.9 * HOLD * self._settings.scenario.vehicle.acceleration
+            apart = self._levels[None, :] - share[:, None]  # [rows, levels]
+            above = np.where(apart >= -1e-9, apart, 1.0 - apart).argmin(axis=1)  # none above: the highest
+            below = np.where(apart <= 1e-9, -apart, 1.0 + apart).argmin(axis=1)  # none below: the lowest
+            return np.asarray(np.where(rising, above, below))
         return np.asarray(2.0 * share - 1.0)
 
 

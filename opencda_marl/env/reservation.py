@@ -74,7 +74,7 @@ def _hold(distance: float, time: float, top: float, low: float, high: float) -> 
     if time <= 0.0:
         return high
     if time == np.inf:
-        return max(low, min(high, np.sqrt(2.0 * _SOFT * max(distance - _STANDOFF, 0.0))))
+        return max(low, min(high, float(np.sqrt(2.0 * _SOFT * max(distance - _STANDOFF, 0.0)))))
     rest = max(time - _GRID, 0.0)
     if _reach(high, rest, top) <= distance - high * _GRID:
         return high
@@ -272,6 +272,8 @@ class Reservation:
             ours: which of the living ones we drive.
             asked: slots of those that get a new track; None: all of ours. The others keep to theirs.
         """
+        if state.time < self._time:  # another episode
+            self.clear()
         rows = state.rows()
         known = self._ids == state.ids
         new = rows[~known[rows]]
