@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from driving_school import build, drive, small
@@ -74,3 +76,21 @@ def test_pcmappo_does_what_the_preference_says() -> None:
         mean.append(float(greedy.act(observation, explore=False).values.mean()))
     assert mean[0] < mean[1] < mean[2]
     assert mean[2] - mean[0] > 0.7
+
+
+def given(ego: np.ndarray, action: float) -> np.ndarray:
+    """Whatever one does, the reward is a function of what was seen."""
+    return np.array([2.0 * np.tanh(ego[0]) + 3.0, 0.0, 0.0])
+
+
+def test_the_critic_learns_returns_in_units_of_the_reward() -> None:
+    settings = replace(small("mappo", **OWN), discount_per_second=0.0)  # the return is the reward
+    learner = build(settings)
+    found = drive(learner, World(0, births=0.8, horizon=100, reward=given), 20)
+    assert found[0]["explained_variance"] < 0.5
+    assert found[-1]["explained_variance"] > 0.9
+    step = World(97).reset()
+    rows = {**learner._policy.view(step.observation), "scene": np.zeros(len(step.observation), np.int64)}
+    values, _ = learner._look_back(learner._tensors(rows, step.observation.scene[None]))
+    expected = [given(ego, 0.0)[0] for ego in step.observation.ego]
+    np.testing.assert_allclose(values[:, 0], expected, atol=0.8)
