@@ -48,7 +48,7 @@ test-slow: setup ## long learning and drills
 	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'slow and not gpu' --timeout 2400
 
 bench: setup ## what a step, an action, an update and a run cost here
-	for what in env act update run; do $(PY) -m opencda_marl.cli bench $$what; done
+	$(PY) benchmarks/run_all.py --json benchmarks/results.json
 
 docs: setup ## the settings' table from settings/, then the pages in site/
 	$(PY) -m opencda_marl.config_reference docs/configuration.md
