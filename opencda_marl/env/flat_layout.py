@@ -9,14 +9,13 @@ from opencda_marl.core.state import Driver, Field
 from opencda_marl.env.compiled import kernel
 from opencda_marl.env.layouts import NEAREST_IN_EGO43
 from opencda_marl.env.neighbours import LENGTH, STOP_LINE, RoadTables, lane_mates, select_nearest, squared_distance
-from opencda_marl.env.view import LANES, RADIUS, VEHICLE, add_to_scene, clip, finish_scene, living, relative
+from opencda_marl.env.view import LANES, RADIUS, VEHICLE, add_to_scene, clip, finish_scene, headings, living, relative
 
 __all__ = ["observe_flat"]
 
-_X, _Y, _HEADING, _SPEED, _PROGRESS = (
+_X, _Y, _SPEED, _PROGRESS = (
     int(Field.X),
     int(Field.Y),
-    int(Field.HEADING),
     int(Field.SPEED),
     int(Field.PROGRESS),
 )
@@ -29,6 +28,7 @@ def _write_flat(
     others: Int64[np.ndarray, " others"],
     values: Float64[np.ndarray, "slots fields"],
     routes: Int16[np.ndarray, " slots"],
+    directions: Float64[np.ndarray, "slots 2"],
     tables: RoadTables,
     lanes: Int64[np.ndarray, " routes"],
     parameters: Float64[np.ndarray, " parameters"],
@@ -44,7 +44,7 @@ def _write_flat(
     out[0] = clip(values[i, _X] / 100.0, -2.0, 2.0)
     out[1] = clip(values[i, _Y] / 100.0, -2.0, 2.0)
     out[2] = clip(values[i, _SPEED] / 20.0, 0.0, 2.0)
-    out[3], out[4] = np.sin(values[i, _HEADING]), np.cos(values[i, _HEADING])
+    out[3], out[4] = directions[i, 1], directions[i, 0]
     out[5] = lanes[routes[i]] / parameters[LANES]
     out[6] = clip((route[STOP_LINE] - progress) / 100.0, -1.0, 2.0)
     out[7] = clip(free / radius, 0.0, 1.0)
@@ -53,13 +53,13 @@ def _write_flat(
         return
     out[8:] = 0.0
     for k in range(select_nearest(i, others, values, radius, chosen, keys)):
-        x, y, u, v, turned, collision = relative(i, chosen[k], values)
+        x, y, u, v, along, across, collision = relative(i, chosen[k], values, directions)
         at = 8 + 7 * k
         out[at] = clip(x / 75.0, -2.0, 2.0)
         out[at + 1] = clip(y / 75.0, -2.0, 2.0)
         out[at + 2] = clip(u / 20.0, -2.0, 2.0)
         out[at + 3] = clip(v / 20.0, -2.0, 2.0)
-        out[at + 4] = np.arctan2(np.sin(turned), np.cos(turned)) / np.pi
+        out[at + 4] = np.arctan2(across, along) / np.pi
         out[at + 5] = 1.0 - np.sqrt(squared_distance(i, chosen[k], values)) / radius
         out[at + 6] = 1.0 - min(collision / 10.0, 1.0)
 
@@ -83,6 +83,9 @@ def observe_flat(
     for r in range(len(rows)):
         row_of[rows[r]] = r
     chosen, keys = np.empty(NEAREST_IN_EGO43, np.int64), np.empty(NEAREST_IN_EGO43)
+    directions = np.empty((len(alive), 2))
+    headings(others, values, directions)
+    headings(rows, values, directions)
     spare, sums = np.empty(ego.shape[1], np.float32), np.zeros((2, ego.shape[1]))
     seen = 0
     for i in others:
@@ -90,12 +93,12 @@ def observe_flat(
         if drivers[i] != _CAV and r < 0:
             continue
         mine = ego[r] if r >= 0 else spare
-        _write_flat(i, others, values, routes, tables, lanes, parameters, chosen, keys, mine)
+        _write_flat(i, others, values, routes, directions, tables, lanes, parameters, chosen, keys, mine)
         if drivers[i] == _CAV:
             add_to_scene(mine, seen, sums)
             seen += 1
     for r in range(len(rows)):
         if not alive[rows[r]]:
-            _write_flat(rows[r], others, values, routes, tables, lanes, parameters, chosen, keys, ego[r])
+            _write_flat(rows[r], others, values, routes, directions, tables, lanes, parameters, chosen, keys, ego[r])
     finish_scene(sums, seen, scene)
     return finite

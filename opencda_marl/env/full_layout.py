@@ -31,6 +31,7 @@ from opencda_marl.env.view import (
     add_to_scene,
     clip,
     finish_scene,
+    headings,
     living,
     relative,
 )
@@ -141,12 +142,13 @@ def _write_neighbour(
     routes: Int16[np.ndarray, " slots"],
     held: Float64[np.ndarray, " slots"],
     acted: Bool[np.ndarray, " slots"],
+    directions: Float64[np.ndarray, "slots 2"],
     tables: RoadTables,
     parameters: Float64[np.ndarray, " parameters"],
     out: Float32[np.ndarray, " features"],
 ) -> None:
     """Row of layout `full` for the other vehicle j, as i sees it; `out` is zero."""
-    x, y, u, v, turned, collision = relative(i, j, values)
+    x, y, u, v, along, across, collision = relative(i, j, values, directions)
     if parameters[INTENT] > 0.0:
         out[tables.movement[routes[j]]] = 1.0
     out[3 + tables.quarter[routes[i], routes[j]]] = 1.0
@@ -154,9 +156,9 @@ def _write_neighbour(
     out[8] = clip(y / 75.0, -2.0, 2.0)
     out[9] = clip(u / 20.0, -2.0, 2.0)
     out[10] = clip(v / 20.0, -2.0, 2.0)
-    out[11], out[12] = np.sin(turned), np.cos(turned)
+    out[11], out[12] = across, along
     out[13] = clip(values[j, _SPEED] / 20.0, 0.0, 2.0)
-    out[14] = clip(np.hypot(x, y) / 75.0, 0.0, 2.0)
+    out[14] = clip(np.sqrt(x * x + y * y) / 75.0, 0.0, 2.0)
     out[15] = clip(values[j, _ACCEL] / 4.5, -2.0, 2.0)
     if acted[j]:
         out[16], out[17] = 1.0, held[j]
@@ -177,6 +179,7 @@ def _write_neighbours(
     routes: Int16[np.ndarray, " slots"],
     held: Float64[np.ndarray, " slots"],
     acted: Bool[np.ndarray, " slots"],
+    directions: Float64[np.ndarray, "slots 2"],
     tables: RoadTables,
     parameters: Float64[np.ndarray, " parameters"],
     chosen: Int64[np.ndarray, " room"],
@@ -191,7 +194,7 @@ def _write_neighbours(
         count = select_nearest(i, others, values, radius, chosen, keys)
     out[:] = 0.0
     for k in range(count):
-        _write_neighbour(i, chosen[k], leader, values, routes, held, acted, tables, parameters, out[k])
+        _write_neighbour(i, chosen[k], leader, values, routes, held, acted, directions, tables, parameters, out[k])
     return count
 
 
@@ -218,6 +221,9 @@ def observe_full(
     for r in range(len(rows)):
         row_of[rows[r]] = r
     room = neighbours.shape[1]
+    directions = np.empty((len(alive), 2))
+    headings(others, values, directions)
+    headings(rows, values, directions)
     chosen, keys = np.empty(room, np.int64), np.empty(room)
     spare, sums = np.empty(ego.shape[1], np.float32), np.zeros((2, ego.shape[1]))
     seen = 0
@@ -232,14 +238,38 @@ def observe_full(
             seen += 1
         if r >= 0:
             counts[r] = _write_neighbours(
-                i, leader, others, values, routes, held, acted, tables, parameters, chosen, keys, neighbours[r]
+                i,
+                leader,
+                others,
+                values,
+                routes,
+                held,
+                acted,
+                directions,
+                tables,
+                parameters,
+                chosen,
+                keys,
+                neighbours[r],
             )
     for r in range(len(rows)):
         if not alive[rows[r]]:
             i = rows[r]
             leader = _write_ego(i, others, time, values, routes, held, acted, tables, parameters, ego[r])
             counts[r] = _write_neighbours(
-                i, leader, others, values, routes, held, acted, tables, parameters, chosen, keys, neighbours[r]
+                i,
+                leader,
+                others,
+                values,
+                routes,
+                held,
+                acted,
+                directions,
+                tables,
+                parameters,
+                chosen,
+                keys,
+                neighbours[r],
             )
     finish_scene(sums, seen, scene)
     return finite

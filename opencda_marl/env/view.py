@@ -20,6 +20,7 @@ __all__ = [
     "add_to_scene",
     "clip",
     "finish_scene",
+    "headings",
     "living",
     "relative",
 ]
@@ -55,18 +56,29 @@ def living(
 
 
 @kernel
+def headings(
+    rows: Int64[np.ndarray, " rows"],
+    values: Float64[np.ndarray, "slots fields"],
+    directions: Float64[np.ndarray, "slots 2"],
+) -> None:
+    """Cosine and sine of the headings of `rows`: once each, not once a pair."""
+    for s in rows:
+        directions[s, 0], directions[s, 1] = np.cos(values[s, _HEADING]), np.sin(values[s, _HEADING])
+
+
+@kernel
 def relative(
-    i: int, j: int, values: Float64[np.ndarray, "slots fields"]
-) -> tuple[float, float, float, float, float, float]:
-    """The other in my frame: x ahead, y left, u, v, heading difference; and its disc time to collision."""
-    c, s = np.cos(values[i, _HEADING]), np.sin(values[i, _HEADING])
+    i: int, j: int, values: Float64[np.ndarray, "slots fields"], directions: Float64[np.ndarray, "slots 2"]
+) -> tuple[float, float, float, float, float, float, float]:
+    """The other in my frame: x ahead, y left, u, v, cosine and sine of its heading; and the disc time to collision."""
+    c, s = directions[i, 0], directions[i, 1]
     dx, dy = values[j, _X] - values[i, _X], values[j, _Y] - values[i, _Y]
-    turned = values[j, _HEADING] - values[i, _HEADING]
-    # in my frame the other's velocity is (cos, sin)(turned) times its speed, mine is (speed, 0)
-    u = values[j, _SPEED] * np.cos(turned) - values[i, _SPEED]
-    v = values[j, _SPEED] * np.sin(turned)
     x, y = c * dx + s * dy, c * dy - s * dx
-    return x, y, u, v, turned, disc_time_to_collision(x, y, u, v)
+    along = c * directions[j, 0] + s * directions[j, 1]
+    across = c * directions[j, 1] - s * directions[j, 0]
+    u = values[j, _SPEED] * along - values[i, _SPEED]  # my own velocity is (speed, 0)
+    v = values[j, _SPEED] * across
+    return x, y, u, v, along, across, disc_time_to_collision(x, y, u, v)
 
 
 @kernel
