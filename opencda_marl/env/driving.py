@@ -26,7 +26,7 @@ from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import Simulator
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, ActionSpec, Closed, Observation, ObservationSpec, Step
-from opencda_marl.core.state import Driver, Ending, Events, Field, Schedule, TrafficState
+from opencda_marl.core.state import Driver, Ending, Events, Schedule, TrafficState
 from opencda_marl.env import OBSERVATIONS
 from opencda_marl.env.book import Book
 from opencda_marl.env.command import Commander
@@ -36,7 +36,7 @@ from opencda_marl.env.near_miss import Proximity
 from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.observe import Observer
 from opencda_marl.env.reservation import Reservation
-from opencda_marl.env.reward import Moment, RewardParts
+from opencda_marl.env.reward import RewardParts
 from opencda_marl.env.trajectory import Trajectory
 from opencda_marl.settings.run import RunSettings
 
@@ -47,7 +47,6 @@ Traffic = Callable[[int], tuple[Schedule, int, int]]
 
 _NO_SLOTS = np.zeros(0, np.int64)
 _NO_FLAGS = np.zeros(0, np.bool_)
-_PROGRESS = int(Field.PROGRESS)
 
 
 class DrivingEnv:
@@ -88,9 +87,9 @@ class DrivingEnv:
         self._observer: Observer = make_observer(settings, self.roads, self.conflicts)
         self._commander = Commander(settings, self._tables.route, slots)
         self._rules = Reservation(settings, self.roads, self.conflicts, slots)
-        self._parts = RewardParts(settings.reward.weights)
-        self._discount = settings.discount_per_second**self._dt
-        self._ledger = Ledger(slots, self._parts.matrix, self._dt, self._discount)
+        discount = settings.discount_per_second**self._dt  # of one step
+        self._parts = RewardParts(settings.reward.weights, self._tables.route, self._dt, discount)
+        self._ledger = Ledger(slots, self._parts.matrix, self._dt, discount)
         self._proximity = Proximity.of(settings, self._tables, slots)
         self._looks = self._parts.needs_pairs or settings.evaluation.enabled
         vehicle = settings.scenario.vehicle
@@ -234,34 +233,21 @@ class DrivingEnv:
         rows = self._ledger.rows
         if not len(rows):
             return
-        now = self.state.values[rows]  # a copy
-        routes = self.state.routes[rows]
-        team = 0.0
         if ended:
             self._ending_of[events.slots] = events.endings
-            endings = self._ending_of[rows]
-            arrived = endings == Ending.ARRIVED
-            # the simulator takes an arrived vehicle out before it shows where it got to
-            now[arrived, _PROGRESS] = self.roads.length[routes[arrived]]
-            team = self._team(events)
-        else:
-            endings = np.zeros(len(rows), np.int64)
-        moment = Moment(
-            step_length=self._dt,
-            discount=self._discount,
-            before=self._before[rows],
-            now=now,
-            routes=routes,
-            road=self._tables.route,
-            endings=endings,
-            near_miss=self._proximity.rate[rows],
-            predicted=self._proximity.predicted[rows],
+        values, near = self.state.values, self._proximity
+        amounts = self._parts.amounts(
+            rows, self._before, values, self.state.routes, self._ending_of, near.rate, near.predicted
         )
-        values = self._parts.values(moment, ended=ended)
-        if not self._ledger.earn(values, team):
+        if not self._ledger.earn(amounts, self._team(events) if ended else 0.0):
             raise NotFiniteError(
                 f"step {self.state.step}: a reward part is not finite ({', '.join(self._parts.names)})",
-                batch={"ids": self.state.ids[rows], "parts": values, "before": moment.before, "now": now},
+                batch={
+                    "ids": self.state.ids[rows],
+                    "parts": amounts,
+                    "before": self._before[rows],
+                    "now": values[rows],
+                },
             )
         if ended:
             self._ending_of[events.slots] = 0

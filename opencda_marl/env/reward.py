@@ -1,8 +1,9 @@
-"""What a step is worth: named parts, each a function of a `Moment`, a unit and an objective.
+"""What a step is worth: named parts, each with a unit and an objective.
 
 A part says how much of something there was in one step (metres, seconds, events); the settings weigh it
 (`reward.weights`, negative for what is unwanted). A weight of 0, or none, switches a part off, and then
-it costs nothing. Parts of one's own come in through the entry-point group `opencda_marl.rewards`, as
+it costs nothing. The bundled parts are compiled together (`_amount`: one formula a part). Parts of one's own
+are functions of a `Moment` and come in through the entry-point group `opencda_marl.rewards`, as
 "module:attribute" of a `Part`.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
@@ -19,7 +21,7 @@ from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.state import Ending, Field
 from opencda_marl.env import REWARDS
 from opencda_marl.env.compiled import kernel
-from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LIMIT, STOP_LINE
+from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LENGTH, LIMIT, STOP_LINE
 
 __all__ = ["Moment", "Part", "RewardParts", "chosen_parts"]
 
@@ -29,6 +31,23 @@ COMFORTABLE = 3.0
 STANDING = 0.1
 """[m/s] slower than this a vehicle stands."""
 
+_SPEED, _ACCEL, _PROGRESS = int(Field.SPEED), int(Field.ACCEL), int(Field.PROGRESS)
+_ARRIVED, _COLLIDED = int(Ending.ARRIVED), int(Ending.COLLIDED)
+# the bundled parts, as `_amount` numbers them
+(
+    _DELAY,
+    _TIME,
+    _DRIVEN,
+    _POTENTIAL,
+    _ARRIVAL,
+    _COLLISION,
+    _NEAR_MISS,
+    _YIELDING,
+    _ACCELERATION,
+    _JERK,
+    _STOP,
+) = range(11)
+
 
 @dataclass(slots=True)
 class Moment:
@@ -37,7 +56,7 @@ class Moment:
     step_length: float  # [s]
     discount: float  # of one step
     before: Float64[np.ndarray, "rows fields"]  # columns: core.state.Field
-    now: Float64[np.ndarray, "rows fields"]  # an arrived vehicle's progress is its route's length
+    now: Float64[np.ndarray, "rows fields"]  # the simulator may not show where an arrived vehicle got to
     routes: Int16[np.ndarray, " rows"]
     road: Float64[np.ndarray, "routes columns"]  # `RoadTables.route`
     endings: Int64[np.ndarray, " rows"]  # core.state.Ending; 0: it goes on
@@ -53,8 +72,8 @@ class Part:
     objective: str  # one of core.objectives.OBJECTIVES
     about: str
     value: Callable[[Moment], Float64[np.ndarray, " rows"]]
-    only_endings: bool = False  # asked only in steps in which a vehicle ended
     pairs: bool = False  # needs `near_miss` or `predicted`
+    number: int = -1  # of a bundled part: it is compiled, see `_amount`
 
 
 @kernel
@@ -69,102 +88,130 @@ def _free_time(progress: float, road: Float64[np.ndarray, " columns"]) -> float:
 
 
 @kernel
-def _lost_time(
-    before: Float64[np.ndarray, "rows fields"],
-    now: Float64[np.ndarray, "rows fields"],
-    routes: Int16[np.ndarray, " rows"],
-    road: Float64[np.ndarray, "routes columns"],
+def _amount(
+    part: int,
+    before: Float64[np.ndarray, " fields"],
+    now: Float64[np.ndarray, " fields"],
+    road: Float64[np.ndarray, " columns"],
+    ending: int,
+    near_miss: float,
+    predicted: bool,
     step_length: float,
-) -> Float64[np.ndarray, " rows"]:
-    out = np.empty(len(routes))
-    for r in range(len(routes)):
-        row = road[routes[r]]
-        out[r] = step_length - _free_time(now[r, _PROGRESS], row) + _free_time(before[r, _PROGRESS], row)
-    return out
+    discount: float,
+) -> float:
+    """One bundled part of one vehicle's step. An arrived vehicle has come to the end of its route."""
+    begin = before[_PROGRESS]
+    end = road[LENGTH] if ending == _ARRIVED else now[_PROGRESS]
+    if part == _DELAY:
+        return float(step_length - (_free_time(end, road) - _free_time(begin, road)))
+    if part == _TIME:
+        return step_length
+    if part == _DRIVEN:
+        return float(end - begin)
+    if part == _POTENTIAL:
+        return float(discount * (0.0 if ending == _COLLIDED else end) - begin)
+    if part == _ARRIVAL:
+        return 1.0 if ending == _ARRIVED else 0.0
+    if part == _COLLISION:
+        return 1.0 if ending == _COLLIDED else 0.0
+    if part == _NEAR_MISS:
+        return near_miss * step_length
+    if part == _YIELDING:
+        return float(min(max(-now[_ACCEL] / COMFORTABLE, 0.0), 1.0) * step_length) if predicted else 0.0
+    if part == _ACCELERATION:
+        return float(now[_ACCEL] * now[_ACCEL] * step_length)
+    if part == _JERK:
+        return float(abs(now[_ACCEL] - before[_ACCEL]))
+    return step_length if now[_SPEED] < STANDING else 0.0
 
 
-_SPEED, _ACCEL, _PROGRESS = int(Field.SPEED), int(Field.ACCEL), int(Field.PROGRESS)
+@kernel
+def _amounts(
+    numbers: Int64[np.ndarray, " parts"],
+    rows: Int64[np.ndarray, " rows"],
+    before: Float64[np.ndarray, "slots fields"],
+    now: Float64[np.ndarray, "slots fields"],
+    routes: Int16[np.ndarray, " slots"],
+    road: Float64[np.ndarray, "routes columns"],
+    endings: Int64[np.ndarray, " slots"],
+    near_miss: Float64[np.ndarray, " slots"],
+    predicted: Bool[np.ndarray, " slots"],
+    step_length: float,
+    discount: float,
+    out: Float64[np.ndarray, "parts rows"],
+) -> None:
+    """Every bundled part of every row; a number below 0 is a part of somebody else's and is left alone."""
+    for p in range(len(numbers)):
+        if numbers[p] < 0:
+            continue
+        for r in range(len(rows)):
+            s = rows[r]
+            out[p, r] = _amount(
+                numbers[p],
+                before[s],
+                now[s],
+                road[routes[s]],
+                endings[s],
+                near_miss[s],
+                predicted[s],
+                step_length,
+                discount,
+            )
 
 
-def _where(endings: Int64[np.ndarray, " rows"], ending: Ending) -> Float64[np.ndarray, " rows"]:
-    return np.asarray(np.equal(endings, int(ending)), np.float64)
+def _alone(number: int, m: Moment) -> Float64[np.ndarray, " rows"]:
+    """A bundled part by itself."""
+    out = np.empty((1, len(m.routes)))
+    _amounts(
+        np.array([number]),
+        np.arange(len(m.routes)),
+        m.before,
+        m.now,
+        m.routes,
+        m.road,
+        m.endings,
+        m.near_miss,
+        m.predicted,
+        m.step_length,
+        m.discount,
+        out,
+    )
+    return np.asarray(out[0])
 
 
-def _delay(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return _lost_time(m.before, m.now, m.routes, m.road, m.step_length)
+def _bundled(number: int, unit: str, objective: str, about: str, *, pairs: bool = False) -> Part:
+    return Part(unit, objective, about, partial(_alone, number), pairs, number)
 
 
-def _time(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.full(len(m.routes), m.step_length)
-
-
-def _progress(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.asarray(m.now[:, _PROGRESS] - m.before[:, _PROGRESS])
-
-
-def _progress_potential(m: Moment) -> Float64[np.ndarray, " rows"]:
-    kept = np.where(m.endings == Ending.COLLIDED, 0.0, m.now[:, _PROGRESS])
-    return np.asarray(m.discount * kept - m.before[:, _PROGRESS])
-
-
-def _arrival(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return _where(m.endings, Ending.ARRIVED)
-
-
-def _collision(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return _where(m.endings, Ending.COLLIDED)
-
-
-def _near_miss(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.asarray(m.near_miss * m.step_length)
-
-
-def _yielding(m: Moment) -> Float64[np.ndarray, " rows"]:
-    braking = np.clip(-m.now[:, _ACCEL] / COMFORTABLE, 0.0, 1.0)
-    return np.where(m.predicted, braking * m.step_length, 0.0)
-
-
-def _acceleration(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.asarray(np.square(m.now[:, _ACCEL]) * m.step_length)
-
-
-def _jerk(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.asarray(np.abs(m.now[:, _ACCEL] - m.before[:, _ACCEL]))
-
-
-def _stop(m: Moment) -> Float64[np.ndarray, " rows"]:
-    return np.where(m.now[:, _SPEED] < STANDING, m.step_length, 0.0)
-
-
-DELAY = Part("s", "efficiency", "time lost against driving at the limits, step by step: dt - ds / limit", _delay)
-TIME = Part("s", "efficiency", "time spent inside", _time)
-PROGRESS = Part("m", "efficiency", "distance driven along the route", _progress)
-PROGRESS_POTENTIAL = Part(
+DELAY = _bundled(_DELAY, "s", "efficiency", "time lost against driving at the limits, step by step: dt - ds / limit")
+TIME = _bundled(_TIME, "s", "efficiency", "time spent inside")
+PROGRESS = _bundled(_DRIVEN, "m", "efficiency", "distance driven along the route")
+PROGRESS_POTENTIAL = _bundled(
+    _POTENTIAL,
     "m",
     "efficiency",
     "g P' - P with the progress P as potential and g the discount of a step (Ng, Harada and Russell 1999): "
     "standing still costs, and a crash, whose potential is 0, takes back what was earned",
-    _progress_potential,
 )
-ARRIVAL = Part("vehicles", "efficiency", "1 in the step of arrival", _arrival, only_endings=True)
-COLLISION = Part("vehicles", "safety", "1 in the step of the crash, for each party", _collision, only_endings=True)
-NEAR_MISS = Part(
+ARRIVAL = _bundled(_ARRIVAL, "vehicles", "efficiency", "1 in the step of arrival")
+COLLISION = _bundled(_COLLISION, "vehicles", "safety", "1 in the step of the crash, for each party")
+NEAR_MISS = _bundled(
+    _NEAR_MISS,
     "s",
     "safety",
     "1 - t / 1.5 s, per second: t to a zone that somebody is in, or to the leader's bumper",
-    _near_miss,
     pairs=True,
 )
-YIELDING = Part(
+YIELDING = _bundled(
+    _YIELDING,
     "s",
     "safety",
     "time spent braking while a conflict is predicted; 3 m/s^2 or more counts fully",
-    _yielding,
     pairs=True,
 )
-ACCELERATION = Part("m^2/s^3", "comfort", "square of the acceleration, over time", _acceleration)
-JERK = Part("m/s^2", "comfort", "change of the acceleration, up or down", _jerk)
-STOP = Part("s", "comfort", "time spent standing (below 0.1 m/s)", _stop)
+ACCELERATION = _bundled(_ACCELERATION, "m^2/s^3", "comfort", "square of the acceleration, over time")
+JERK = _bundled(_JERK, "m/s^2", "comfort", "change of the acceleration, up or down")
+STOP = _bundled(_STOP, "s", "comfort", "time spent standing (below 0.1 m/s)")
 
 
 def chosen_parts(weights: Mapping[str, float]) -> dict[str, Part]:
@@ -190,12 +237,21 @@ class RewardParts:
 
     Args:
         weights: of each part, see `RewardSettings.weights`.
+        road: `RoadTables.route`.
+        step_length: [s].
+        discount: of one step.
 
     Raises:
         ConfigError: a weight for a part that does not exist.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        road: Float64[np.ndarray, "routes columns"],
+        step_length: float,
+        discount: float,
+    ) -> None:
         parts = chosen_parts(weights)
         self.names = tuple(parts)
         self.weights = np.array([weights[name] for name in parts])  # [parts]
@@ -203,21 +259,56 @@ class RewardParts:
         objectives = [OBJECTIVES.index(part.objective) for part in parts.values()]
         self.matrix = np.zeros((len(parts), len(OBJECTIVES)))  # weight of each part in its objective
         self.matrix[np.arange(len(parts)), objectives] = self.weights
-        always = [(k, part.value) for k, part in enumerate(parts.values()) if not part.only_endings]
-        endings = [(k, part.value) for k, part in enumerate(parts.values()) if part.only_endings]
-        self._always, self._endings = always, endings
+        self._numbers = np.array([part.number for part in parts.values()], np.int64)
+        self._others = [(k, part.value) for k, part in enumerate(parts.values()) if part.number < 0]
+        self._road, self._step_length, self._discount = road, step_length, discount
 
-    def values(self, moment: Moment, *, ended: bool) -> Float64[np.ndarray, "parts rows"]:
-        """How much of each part there was, not yet weighed.
+    def amounts(
+        self,
+        rows: Int64[np.ndarray, " rows"],
+        before: Float64[np.ndarray, "slots fields"],
+        now: Float64[np.ndarray, "slots fields"],
+        routes: Int16[np.ndarray, " slots"],
+        endings: Int64[np.ndarray, " slots"],
+        near_miss: Float64[np.ndarray, " slots"],
+        predicted: Bool[np.ndarray, " slots"],
+    ) -> Float64[np.ndarray, "parts rows"]:
+        """How much of each part there was in a step, not yet weighed.
 
         Args:
-            moment: the step.
-            ended: did any vehicle of it end?
+            rows: slots of the vehicles that earn.
+            before, now: columns `core.state.Field`, before and after the step.
+            routes: of each slot.
+            endings: `core.state.Ending` of those that ended, else 0.
+            near_miss, predicted: see `Moment`.
         """
-        out = np.zeros((len(self.names), len(moment.routes)))
-        for k, value in self._always:
-            out[k] = value(moment)
-        if ended:
-            for k, value in self._endings:
+        out = np.empty((len(self.names), len(rows)))
+        _amounts(
+            self._numbers,
+            rows,
+            before,
+            now,
+            routes,
+            self._road,
+            endings,
+            near_miss,
+            predicted,
+            self._step_length,
+            self._discount,
+            out,
+        )
+        if self._others:
+            moment = Moment(
+                self._step_length,
+                self._discount,
+                before[rows],
+                now[rows],
+                routes[rows],
+                self._road,
+                endings[rows],
+                near_miss[rows],
+                predicted[rows],
+            )
+            for k, value in self._others:
                 out[k] = value(moment)
         return out

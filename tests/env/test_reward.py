@@ -88,18 +88,34 @@ def test_endings() -> None:
     assert _value("progress_potential", crash) == pytest.approx(-40.0)  # all of it is taken back
 
 
+def _parts(weights: dict[str, float]) -> RewardParts:
+    return RewardParts(weights, road_tables(ROADS, CONFLICTS).route, 0.05, 0.999)
+
+
+def _amounts(parts: RewardParts, m: Moment) -> np.ndarray:
+    rows = np.arange(len(m.routes))
+    return parts.amounts(rows, m.before, m.now, m.routes, m.endings, m.near_miss, m.predicted)
+
+
 def test_only_what_is_weighed_is_asked() -> None:
-    parts = RewardParts({"delay": -0.1, "collision": -20.0, "jerk": 0.0})
+    parts = _parts({"delay": -0.1, "collision": -20.0, "jerk": 0.0})
     assert parts.names == ("delay", "collision")
     assert not parts.needs_pairs
-    assert RewardParts({"near_miss": -0.3}).needs_pairs
-    values = parts.values(_moment(endings=np.array([int(Ending.COLLIDED)])), ended=True)
+    assert _parts({"near_miss": -0.3}).needs_pairs
+    values = _amounts(parts, _moment(endings=np.array([int(Ending.COLLIDED)])))
     expected = [[0.05 - 0.505 / 17.88], [1.0]]
     np.testing.assert_allclose(values, expected)
-    assert parts.values(_moment(), ended=False)[1, 0] == 0.0
+    assert _amounts(parts, _moment())[1, 0] == 0.0
     # safety, efficiency, comfort
     np.testing.assert_allclose(values.T @ parts.matrix, [[-20.0, -0.1 * expected[0][0], 0.0]])
-    assert RewardParts({}).matrix.shape == (0, 3)
+    assert _parts({}).matrix.shape == (0, 3)
+    assert _amounts(_parts({}), _moment()).shape == (0, 1)
+
+
+def test_an_arrived_vehicle_has_come_to_the_end_of_its_route() -> None:
+    moment = _with(_moment(endings=np.array([int(Ending.ARRIVED)])), Field.PROGRESS, 197.0, 197.0)
+    assert _value("progress", moment) == pytest.approx(ROADS.length[2] - 197.0)
+    assert _value("delay", moment) == pytest.approx(0.05 - (ROADS.length[2] - 197.0) / 17.88)
 
 
 def test_defaults_are_known_parts() -> None:
@@ -125,7 +141,7 @@ def test_other_tables_are_complete(table: Table) -> None:
 
 def test_a_misspelt_part_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="'delay'") as caught:
-        RewardParts({"dealy": -0.1})
+        _parts({"dealy": -0.1})
     assert "reward.weights" in str(caught.value)
 
 
@@ -134,9 +150,9 @@ def test_a_part_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward, "GENTLE", gentle, raising=False)
     targets = {**REWARDS.targets(), "gentle": "opencda_marl.env.reward:GENTLE"}
     monkeypatch.setattr(Table, "targets", lambda self: targets)
-    parts = RewardParts({"gentle": 0.5, "delay": -0.1})
-    np.testing.assert_allclose(parts.values(_moment(), ended=False)[0], [10.1])
+    parts = _parts({"gentle": 0.5, "delay": -0.1})
+    np.testing.assert_allclose(_amounts(parts, _moment()), [[10.1], [0.05 - 0.505 / 17.88]])
     assert parts.matrix[0].tolist() == [0.0, 0.0, 0.5]
     monkeypatch.setattr(reward, "GENTLE", dataclasses.replace(gentle, objective="fun"))
     with pytest.raises(ConfigError, match="gentle"):
-        RewardParts({"gentle": 0.5})
+        _parts({"gentle": 0.5})
