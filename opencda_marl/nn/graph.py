@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -90,7 +91,7 @@ class UpdateForm:
         from torch._dynamo.exc import TorchDynamoException
 
         if self._compiled is None:
-            self._compiled = torch.compile(self._function, fullgraph=True, dynamic=False)
+            self._compiled = torch.compile(_with_code_of_its_own(self._function), fullgraph=True, dynamic=False)
         try:
             # without this setting dynamo refuses torch.autograd.grad inside of a graph
             with dynamo_config.patch(trace_autograd_ops=True), warnings.catch_warnings():
@@ -118,6 +119,19 @@ class UpdateForm:
         self.mode = "compiled" if times["compiled"] < times["eager"] else "eager"
         measured = ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in times.items())
         self.note = f"update_mode auto: {self.mode} ({measured})"
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function under a code object that nobody else has.
+
+    Compiled forms are kept by code object, at most eight of them. Learners share the code of their step, so without
+    this the ninth learner of a process could not compile.
+    """
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, "update", None, call.__closure__)
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -96,6 +98,18 @@ def test_a_path_with_a_space_is_eager_and_says_why(monkeypatch: pytest.MonkeyPat
 def test_an_obstacle_of_the_function_itself() -> None:
     form = UpdateForm(descend, "compiled", obstacle="its shapes are not static")
     assert (form.mode, form.note) == ("eager", "update_mode compiled: eager, because its shapes are not static")
+
+
+def test_more_forms_of_one_function_than_the_compiler_keeps() -> None:
+    import torch._dynamo.config
+
+    for i in range(torch._dynamo.config.recompile_limit + 2):
+        form = UpdateForm(partial(scaled, float(i)), "compiled")
+        torch.testing.assert_close(form(torch.ones(2)), torch.full((2,), float(i)))
+
+
+def scaled(factor: float, theta: Tensor) -> Tensor:
+    return theta * factor
 
 
 def hostile(theta: Tensor) -> Tensor:
