@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.config_check import build, build_learner, check, source_of, to_tree
+from opencda_marl.config_check import check, examine, examine_block, report, to_tree
+from opencda_marl.config_cross import Problem
 from opencda_marl.config_files import bundled_root, chain, export_root, find_root, list_profiles
-from opencda_marl.config_merge import combine, settings_class
+from opencda_marl.config_merge import Combined, combine, settings_class
 from opencda_marl.config_yaml import Keys, Source, dump_scalar, parse
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.core.tables import Table
@@ -78,20 +79,47 @@ def load_profile(
     """
     root = find_root(config_root)
     combined = combine(chain(name, root), overrides)
-    ignored = []
-    for other, block in combined.others.items():
-        build_learner(settings_class(other), block.values[other], block.sources, other)
-        ignored.append(
-            f"{block.sources[(other,)]}: the block {other!r} is another algorithm's (this run: "
-            f"{combined.algorithm}); checked and ignored"
-        )
-    document = combined.document
-    learner = settings_class(combined.algorithm)
-    settings = build(document.values, document.sources, learner=learner, where=f"profile {name}")
+    settings = _settle(combined, where=f"profile {name}", tables=tables or {})
+    ignored = [
+        f"{block.sources[(other,)]}: the block {other!r} is another algorithm's (this run: "
+        f"{combined.algorithm}); checked and ignored"
+        for other, block in combined.others.items()
+    ]
     plain = (root / name).relative_to(root).as_posix().removesuffix(".yaml")
-    profile = Profile(settings, plain, root, document.sources, tuple(ignored))
-    _check_names(profile, tables or {})
-    return profile
+    return Profile(settings, plain, root, combined.document.sources, tuple(ignored))
+
+
+def _settle(
+    combined: Combined,
+    *,
+    where: str,
+    tables: Mapping[str, Table],
+    merge_defaults: bool = True,
+    files: bool = True,
+) -> RunSettings:
+    """The settings of a tree, or one error for all that is wrong with it."""
+    document, errors = combined.document, list(combined.errors)
+    sources = dict(document.sources)
+    learner = _class_of(combined.algorithm, errors)
+    settings, problems = examine(document.values, learner=learner, merge_defaults=merge_defaults, files=files)
+    problems += _wrong_names(document.values if settings is None else to_tree(settings), tables)
+    for other, block in combined.others.items():
+        sources |= block.sources
+        cls = _class_of(other, errors)
+        if cls is not None:
+            problems += examine_block(cls, block.values[other], (other,))[1]
+    if settings is None or problems or errors:
+        raise report(problems, sources, where, first=errors, last=combined.others.keys())
+    return settings
+
+
+def _class_of(algorithm: str | None, errors: list[ConfigError]) -> type | None:
+    """The settings class of an algorithm; None: there is none, and `errors` says why."""
+    try:
+        return None if algorithm is None else settings_class(algorithm)
+    except ConfigError as error:
+        errors.append(error)
+        return None
 
 
 def require_budget(settings: RunSettings) -> None:
@@ -128,9 +156,7 @@ def from_yaml(text: str, *, file: Path | None = None, overrides: Sequence[str] =
         ConfigError: as `load_profile`; network files need not exist.
     """
     combined = combine([parse(text, file or Path("config.yaml"))], overrides)
-    document = combined.document
-    learner = settings_class(combined.algorithm)
-    return build(document.values, document.sources, learner=learner, merge_defaults=False, files=False)
+    return _settle(combined, where="the settings", tables={}, merge_defaults=False, files=False)
 
 
 def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettings:
@@ -168,17 +194,26 @@ def changes(old: RunSettings, new: RunSettings) -> list[str]:
     return sorted(names - {*BUDGETS, *DISPLAY})
 
 
-def _check_names(profile: Profile, tables: Mapping[str, Table]) -> None:
-    flat = dict(_flat(to_tree(profile.settings), ()))
+def _wrong_names(tree: Mapping[str, Any], tables: Mapping[str, Table]) -> Iterator[Problem]:
+    """Names that no table holds; what is no name at all is the types' business."""
+    flat = dict(_flat(tree, ()))
     for key, table in tables.items():
         keys = tuple(key.split("."))
         named = {path: value for path, value in flat.items() if path[: len(keys)] == keys}
         for path, value in named.items():
             # a block of free names (`reward.weights.delay`), a list of names, or one name
             names = [path[len(keys)]] if len(path) > len(keys) else value if isinstance(value, list) else [value]
-            source = source_of(profile.sources, path)
             for name in names:
-                table.check(name, where=f"{source}: {key}: " if source else f"{key}: ")
+                if isinstance(name, str) and (wrong := _unknown_name(table, name)) is not None:
+                    yield Problem(path, f"{key}: {wrong.message}", wrong.fix or "")
+
+
+def _unknown_name(table: Table, name: str) -> ConfigError | None:
+    try:
+        table.check(name)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _flat(tree: Mapping[str, Any], keys: Keys) -> Iterator[tuple[Keys, Any]]:

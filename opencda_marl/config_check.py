@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -23,10 +23,12 @@ from opencda_marl.settings.run import RunSettings
 __all__ = [
     "Setting",
     "build",
-    "build_learner",
     "check",
     "describe_type",
+    "examine",
+    "examine_block",
     "leaves",
+    "report",
     "settings_of",
     "source_of",
     "to_tree",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 _Settings = TypeVar("_Settings")
+
+_TOLD = 30  # mistakes in one message; more are only counted
 
 _YAML_KEYS = {"individual_weight": "lambda"}  # a word of Python that cannot be a field
 
@@ -113,45 +117,66 @@ def build(
     files: bool = True,
     where: str = "the settings",
 ) -> RunSettings:
-    """One validated run.
-
-    Args:
-        tree: plain values, with the learner's block under `learner`.
-        sources: where each was written.
-        learner: settings class of the algorithm.
-        merge_defaults: blocks of free names (`reward.weights`) start from their defaults.
-        files: networks and maps must exist (not so for a finished run that is only looked at).
-        where: named in errors about values that no file gave.
+    """One validated run; arguments as `examine`.
 
     Raises:
         ConfigError: every unknown key, wrong type and value out of range, each with where it stands.
     """
-    problems: list[Problem] = []
-    rest = {key: value for key, value in tree.items() if key != "learner"}
-    clean = _known(RunSettings, rest, (), problems, merge_defaults=merge_defaults)
-    block = _block(learner, tree.get("learner", {}), ("learner",), problems)
-    settings = _typed(RunSettings, clean, (), problems)
-    inner: Any = _typed(learner, block, ("learner",), problems)
-    if settings is None or inner is None or problems:
-        raise _report(problems, sources, where)
-    settings = dataclasses.replace(settings, learner=inner)
-    wrong = _out_of_bounds(settings, ()) or cross_check(settings, files=files)
-    if wrong:
-        raise _report(wrong, sources, where)
+    settings, problems = examine(tree, learner=learner, merge_defaults=merge_defaults, files=files)
+    if settings is None or problems:
+        raise report(problems, sources, where)
     return settings
 
 
-def build_learner(cls: type[_Settings], tree: Any, sources: Mapping[Keys, Source], name: str) -> _Settings:
-    """An algorithm's block alone (one that another algorithm's run ignores), validated.
+def examine(
+    tree: Mapping[str, Any], *, learner: type | None, merge_defaults: bool = True, files: bool = True
+) -> tuple[RunSettings | None, list[Problem]]:
+    """Everything that is wrong with a run's values; what settings mean together only where each is right by itself.
 
-    Raises:
-        ConfigError: as `build`.
+    Args:
+        tree: plain values, with the learner's block under `learner`.
+        learner: settings class of the algorithm; None: it is unknown, and its block cannot be checked.
+        merge_defaults: blocks of free names (`reward.weights`) start from their defaults.
+        files: networks and maps must exist (not so for a finished run that is only looked at).
+
+    Returns:
+        the settings (None where they cannot be made), what is wrong with them.
     """
+    rest = {key: value for key, value in tree.items() if key != "learner"}
+    settings, problems = _examined(RunSettings, rest, (), merge_defaults=merge_defaults)
+    if learner is None:
+        return None, problems
+    inner, wrong = examine_block(learner, tree.get("learner", {}), ("learner",))
+    problems += wrong
+    if settings is None or inner is None:
+        return None, problems
+    settings = dataclasses.replace(settings, learner=inner)
+    return settings, problems or cross_check(settings, files=files)
+
+
+def examine_block(cls: type, tree: Any, keys: Keys) -> tuple[Any, list[Problem]]:
+    """A block of settings by itself, and everything that is wrong with it.
+
+    Args:
+        cls: its settings class.
+        tree: plain values.
+        keys: where it stands.
+    """
+    if isinstance(tree, dict):
+        return _examined(cls, tree, keys, merge_defaults=True)
+    return None, [_wrong_block(keys, tree)]
+
+
+def _examined(
+    cls: type[_Settings], tree: Mapping[str, Any], keys: Keys, *, merge_defaults: bool
+) -> tuple[_Settings | None, list[Problem]]:
+    """Unknown keys, types and bounds, all in one go."""
     problems: list[Problem] = []
-    made = _typed(cls, _block(cls, tree, (name,), problems), (name,), problems)
-    if made is None or problems or (problems := _out_of_bounds(made, (name,))):
-        raise _report(problems, sources, name)
-    return made
+    clean = _known(cls, tree, keys, problems, merge_defaults=merge_defaults)
+    made = _typed(cls, clean, keys, problems)
+    told = {problem.keys for problem in problems}
+    problems += [problem for problem in _out_of_bounds(cls, clean, keys) if problem.keys not in told]
+    return made, problems
 
 
 def check(settings: RunSettings) -> None:
@@ -170,13 +195,6 @@ def to_tree(settings: Any) -> dict[str, Any]:
         value = getattr(settings, item.name)
         tree[yaml_key(item.name)] = to_tree(value) if dataclasses.is_dataclass(value) else value
     return tree
-
-
-def _block(cls: type, tree: Any, keys: Keys, problems: list[Problem]) -> dict[str, Any]:
-    if isinstance(tree, dict):
-        return _known(cls, tree, keys, problems, merge_defaults=True)
-    problems.append(_wrong_block(keys, tree))
-    return {}
 
 
 def _wrong_block(keys: Keys, value: Any) -> Problem:
@@ -288,20 +306,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _out_of_bounds(settings: Any, keys: Keys) -> list[Problem]:
-    problems: list[Problem] = []
-    for setting in settings_of(cast("type", type(settings))).values():
-        value = getattr(settings, setting.field)
+def _out_of_bounds(cls: type, tree: Mapping[str, Any], keys: Keys) -> Iterator[Problem]:
+    """Numbers outside their bounds in a tree under field names; what is no number is the types' business."""
+    for setting in settings_of(cls).values():
+        value = tree.get(setting.field)
         path = (*keys, setting.key)
-        if dataclasses.is_dataclass(value):
-            problems += _out_of_bounds(value, path)
+        if setting.block is not None:
+            if isinstance(value, dict):
+                yield from _out_of_bounds(setting.block, value, path)
             continue
         bounds = setting.bounds or Between()
         for name, number in _numbers(value, ".".join(path)):
             if not math.isfinite(number) or not _inside(number, bounds):
                 text = _interval(bounds) if math.isfinite(number) else "a finite number"
-                problems.append(Problem(path, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}"))
-    return problems
+                yield Problem(path, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}")
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -332,21 +350,37 @@ def _interval(bounds: Between) -> str:
     return f"above {low} and at most {high}" if bounds.open_low else f"between {low} and {high}"
 
 
-def _report(problems: list[Problem], sources: Mapping[Keys, Source], where: str) -> ConfigError:
-    """One error for all problems, in the order of the files' lines."""
+def report(
+    problems: Sequence[Problem],
+    sources: Mapping[Keys, Source],
+    where: str,
+    *,
+    first: Sequence[ConfigError] = (),
+    last: Collection[str] = (),
+) -> ConfigError:
+    """One error for all problems, in the order of the files' lines.
 
-    def place(problem: Problem) -> tuple[int, str, int]:
+    Args:
+        problems: at least one, or one in `first`.
+        sources: where values were written.
+        where: named where no file gave the value.
+        first: errors that say themselves where they are; told before the others.
+        last: blocks whose problems come behind all others.
+    """
+
+    def place(problem: Problem) -> tuple[bool, int, str, int]:
         source = source_of(sources, problem.keys)
-        return (1, "", 0) if source is None else (0, str(source.file or ""), source.line)
+        behind = problem.keys[0] in last
+        return (behind, 1, "", 0) if source is None else (behind, 0, str(source.file or ""), source.line)
 
+    told = [(error.message, error.fix or "") for error in first]
     ordered = sorted(problems, key=place)
-    lines = [f"{source_of(sources, problem.keys) or where}: {problem.message}" for problem in ordered]
-    if len(ordered) == 1:
-        return ConfigError(lines[0], fix=ordered[0].fix)
-    listed = [f"{line}\n      {problem.fix}" for line, problem in zip(lines, ordered, strict=True)]
-    shown, more = listed[:8], len(listed) - 8
-    tail = [f"and {more} more"] if more > 0 else []
+    told += [(f"{source_of(sources, one.keys) or where}: {one.message}", one.fix) for one in ordered]
+    if len(told) == 1:
+        return ConfigError(told[0][0], fix=told[0][1])
+    listed = [f"{line}\n      {fix}" for line, fix in told]
+    tail = [f"and {len(listed) - _TOLD} more"] if len(listed) > _TOLD else []
     return ConfigError(
-        f"{len(ordered)} settings are wrong\n    " + "\n    ".join(shown + tail),
+        f"{len(listed)} settings are wrong\n    " + "\n    ".join(listed[:_TOLD] + tail),
         fix="correct each; 'opencda-marl config reference' lists what can be set",
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from opencda_marl.config_check import source_of
 from opencda_marl.config_cross import looks_like_path
@@ -18,33 +18,55 @@ from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Combined", "combine", "settings_class"]
 
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Combined:
     """One tree, the algorithm it is for, and what in it is for other algorithms."""
 
     document: Document
-    algorithm: str
+    algorithm: str | None  # None: there is no such algorithm, as one of the errors says
     others: Mapping[str, Document]  # algorithm -> {algorithm: block}
+    errors: Sequence[ConfigError]  # what could not be merged; the rest was
 
 
 def combine(documents: Sequence[Document], overrides: Sequence[str]) -> Combined:
     """Merge files (oldest parent first) and `key.sub=value` arguments, in this order.
 
-    Raises:
-        ConfigError: an argument that is not understood, an unknown algorithm, a block given twice.
+    Nothing is raised: an argument that is not understood, an unknown algorithm and a block given twice stand in
+    `errors`, so that they can be told together with what else is wrong.
     """
-    arguments = [_parse_override(argument) for argument in overrides]
-    algorithm = _algorithm(documents, arguments)
+    errors: list[ConfigError] = []
+    parsed = [_tried(errors, _parse_override, text) for text in overrides]
+    arguments = [argument for argument in parsed if argument is not None]
+    algorithm = _tried(errors, _algorithm, documents, arguments)
     others: dict[str, Document] = {}
     merged = Document({})
     for document in documents:
-        _merge(merged, _canonical(document, algorithm, others))
-    _refuse_both(arguments, algorithm)
+        _merge(merged, _canonical(document, algorithm, others, errors))
+    _tried(errors, _refuse_both, arguments, algorithm)
     for argument in arguments:
-        _merge(merged, _alias_argument(argument, algorithm))
+        _merge(merged, _tried(errors, _alias_argument, argument, algorithm, others) or Document({}))
+    if algorithm is None:
+        merged.values.pop("algorithm", None)  # told already
     _resolve_paths(merged)
-    return Combined(merged, algorithm, others)
+    return Combined(merged, algorithm, others, errors)
+
+
+def _tried(
+    errors: list[ConfigError],
+    function: Callable[_Arguments, _Answer],
+    *given: _Arguments.args,
+    **named: _Arguments.kwargs,
+) -> _Answer | None:
+    """The function's answer; None: it raised, and `errors` holds what."""
+    try:
+        return function(*given, **named)
+    except ConfigError as error:
+        errors.append(error)
+        return None
 
 
 def settings_class(algorithm: str) -> type:
@@ -85,28 +107,36 @@ def _algorithm(documents: Sequence[Document], arguments: Iterable[Document]) -> 
     return RunSettings().algorithm
 
 
-def _canonical(document: Document, algorithm: str, others: dict[str, Document]) -> Document:
+def _canonical(
+    document: Document, algorithm: str | None, others: dict[str, Document], errors: list[ConfigError]
+) -> Document:
     """The document with the algorithm's own block as `learner`; blocks of other algorithms go to `others`."""
-    values = dict(document.values)
-    sources = dict(document.sources)
+    rest = Document(dict(document.values), dict(document.sources))
     for name in _names():
-        if name not in values:
+        if name not in rest.values:
             continue
-        block = Document({name: values.pop(name)}, {})
-        for keys in [keys for keys in sources if keys[0] == name]:
-            block.sources[keys] = sources.pop(keys)
+        block = Document({name: rest.values.pop(name)}, {})
+        for keys in [keys for keys in rest.sources if keys[0] == name]:
+            block.sources[keys] = rest.sources.pop(keys)
         if name != algorithm:
             _merge(others.setdefault(name, Document({})), block)
             continue
-        if "learner" in values:
-            raise ConfigError(
-                f"{block.sources[(name,)]}: {name!r} and 'learner' are the same block, and both are given "
-                f"('learner' in line {sources[('learner',)].line})",
-                fix="keep one of the two",
-            )
-        values["learner"] = block.values[name]
-        sources.update({("learner", *keys[1:]): source for keys, source in block.sources.items()})
-    return Document(values, sources)
+        if "learner" in rest.values:
+            errors.append(_both(block.sources[(name,)], name, f"'learner' in line {rest.sources[('learner',)].line}"))
+        _merge(rest, _as_learner(block, name))
+    return rest
+
+
+def _as_learner(block: Document, name: str) -> Document:
+    sources = {("learner", *keys[1:]): source for keys, source in block.sources.items()}
+    return Document({"learner": block.values[name]}, sources)
+
+
+def _both(source: Source, name: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"{source}: {name!r} and 'learner' are the same block, and both are given ({other})",
+        fix="keep one of the two names",
+    )
 
 
 def _parse_override(argument: str) -> Document:
@@ -125,29 +155,26 @@ def _parse_override(argument: str) -> Document:
     return Document(value, {keys[:depth]: source for depth in range(1, len(keys) + 1)})
 
 
-def _refuse_both(arguments: Iterable[Document], algorithm: str) -> None:
+def _refuse_both(arguments: Iterable[Document], algorithm: str | None) -> None:
     """`learner.x=1 pcmappo.y=2`: two names of one block on one command line."""
     given = {next(iter(argument.values)): next(iter(argument.sources.values())) for argument in arguments}
-    if "learner" in given and algorithm in given:
-        raise ConfigError(
-            f"{given['learner']} and {given[algorithm]} are about the same block under two names",
-            fix="write learner.… in both",
-        )
+    if algorithm is not None and "learner" in given and algorithm in given:
+        raise _both(given[algorithm], algorithm, str(given["learner"]))
 
 
-def _alias_argument(argument: Document, algorithm: str) -> Document:
+def _alias_argument(argument: Document, algorithm: str | None, others: dict[str, Document]) -> Document:
     name = next(iter(argument.values))
     if name == algorithm:
-        return Document(
-            {"learner": argument.values[name]},
-            {("learner", *keys[1:]): source for keys, source in argument.sources.items()},
-        )
-    if name in _names():
-        raise ConfigError(
-            f"{argument.sources[(name,)]}: this run's algorithm is {algorithm}, so {name!r} would do nothing",
-            fix=f"write {algorithm}.… or learner.…",
-        )
-    return argument
+        return _as_learner(argument, name)
+    if name not in _names():
+        return argument
+    if algorithm is None:  # it may be the block of the algorithm that is meant: checked as it stands
+        _merge(others.setdefault(name, Document({})), argument)
+        return Document({})
+    raise ConfigError(
+        f"{argument.sources[(name,)]}: this run's algorithm is {algorithm}, so {name!r} would do nothing",
+        fix=f"write {algorithm}.… or learner.…",
+    )
 
 
 def _merge(base: Document, extra: Document) -> None:

@@ -183,12 +183,12 @@ _WRONG = [
     ("simulator: 3", "simulator is a block of settings, not 3", None),
     ("learner:", "learner is an empty block", None),
     ("learner: 3", "learner is a block of settings", None),
-    ("max_minutes: 0", "max_minutes is 0.0; it must be above 0", None),
+    ("max_minutes: 0", "max_minutes is 0; it must be above 0", None),
     ("max_minutes: .inf", "max_minutes is inf; it must be a finite number", None),
     ("discount_per_second: .nan", "discount_per_second is nan; it must be a finite number", None),
     ("discount_per_second: 1.5", "discount_per_second is 1.5; it must be between 0 and 1", None),
     ("demand: {rate_vph: [100, x]}", "demand.rate_vph is a number or a list of numbers", None),
-    ("demand: {rate_vph: [100, -1]}", "demand.rate_vph[1] is -1.0; it must be between 0 and 3000", None),
+    ("demand: {rate_vph: [100, -1]}", "demand.rate_vph[1] is -1; it must be between 0 and 3000", None),
     ("demand: {rate_vph: []}", "demand.rate_vph is an empty list", None),
     ("demand: {rate_draw: range, rate_vph: [100, 200, 300]}", "demand.rate_vph must be two rates", None),
     ("demand: {rate_draw: range, rate_vph: [4, 1]}", "demand.rate_vph must be two rates", None),
@@ -297,11 +297,71 @@ def test_every_bound_is_held(write: Write) -> None:
 def test_several_mistakes_are_told_at_once_in_the_order_of_lines(write: Write) -> None:
     root = write(base="kep: 1\n", p="extends: base\nthreads: 0\nsed: 1\nseed: x\n")
     message = refused(root).message
+    assert message.startswith("4 settings are wrong")
+    places = [message.index(place) for place in ("base.yaml:1", "p.yaml:2", "p.yaml:3", "p.yaml:4")]
+    assert places == sorted(places)
+
+
+def test_unknown_keys_types_bounds_and_names_are_told_in_one_go(write: Write) -> None:
+    """The active block before those of other algorithms, arguments before files."""
+    root = write(
+        p="algorithm: pcmappo\nmappo: {epoch: 1, clip: 7}\nseed: x\nthreads: 0\n"
+        "learner: {epochs: 0, clip: x, hidn: [1]}\nobservation: ego\n"
+    )
+    tables = {"context.encoder": Table("encoder", "none", {"deepsets": "a:b"}, {})}
+    with pytest.raises(ConfigError) as caught:
+        load(root, "p", "context.encoder=nope", "foo", tables=tables)
+    message = caught.value.message
+    assert message.startswith("10 settings are wrong")
+    places = [
+        "argument 'foo' is not understood",
+        "argument 'context.encoder=nope': context.encoder: there is no encoder named 'nope'",
+        "p.yaml:3: seed is a whole number",
+        "p.yaml:4: threads is 0",
+        "learner.epochs is 0",
+        "p.yaml:6: observation is one of",
+        "unknown key 'mappo.epoch'",
+        "mappo.clip is 7",
+    ]
+    found = [message.index(place) for place in places]
+    assert found == sorted(found)
+    for words in ("p.yaml:5: learner.clip is a number", "p.yaml:5: unknown key 'learner.hidn'"):
+        assert found[3] < message.index(words) < found[5]
+
+
+def test_an_unknown_algorithm_leaves_only_its_block_unchecked(write: Write) -> None:
+    root = write(p="algorithm: pcmapo\nlearner: {epochs: 0}\nmappo: {clip: 7}\nsed: 1\nthreads: x\n")
+    message = refused(root, "p", "pcmappo.epochs=0").message
+    assert message.startswith("5 settings are wrong")
+    for words in ("named 'pcmapo'", "'sed'", "threads is", "mappo.clip is 7", "pcmappo.epochs is 0"):
+        assert words in message
+    assert "learner.epochs" not in message
+    assert refused(write(p="algorithm: [1]\n")).message.endswith("p.yaml:1: algorithm is text, not [1]")
+
+
+def test_a_block_given_twice_is_told_with_what_is_wrong_in_it(write: Write) -> None:
+    root = write(p="algorithm: pcmappo\nlearner: {epochs: 0}\npcmappo: {clip: 7}\n")
+    message = refused(root).message
     assert message.startswith("3 settings are wrong")
-    assert message.index("base.yaml:1") < message.index("p.yaml:3") < message.index("p.yaml:4")
+    for words in ("p.yaml:3: 'pcmappo' and 'learner'", "p.yaml:2: learner.epochs is 0", "p.yaml:3: learner.clip is 7"):
+        assert words in message
+
+
+def test_very_many_mistakes_are_counted(write: Write) -> None:
+    message = refused(write(p="".join(f"x{i}: 1\n" for i in range(40)))).message
+    assert message.startswith("40 settings are wrong")
+    assert message.endswith("and 10 more")
 
 
 # --- overrides
+
+
+def test_all_bad_arguments_are_told_together(write: Write) -> None:
+    arguments = ("learner.epoch=3", "seed=x", "max_episodes=", "foo", "bar.baz=1", "pcmappo.clip=2")
+    message = refused(write(p="seed: 1\n"), "p", *arguments).message
+    assert message.startswith("6 settings are wrong")
+    for argument in arguments:
+        assert f"argument {argument!r}" in message
 
 
 def test_overrides_have_the_last_word(write: Write) -> None:
