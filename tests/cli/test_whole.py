@@ -93,7 +93,7 @@ def test_describe_names_units(typed: Typed) -> None:
         assert words in said.out
     answer = typed("describe", "-t", PROFILE, "observation=ego9", "--json").answer
     assert len(answer["observation"]["ego"]) == 9
-    assert {reward["name"] for reward in answer["rewards"]} == {"delay", "collision", "near_miss"}
+    assert {reward["name"] for reward in answer["rewards"]} == {"delay", "collision", "near_miss", "acceleration"}
     assert all(feature["unit"] and feature["about"] for feature in answer["observation"]["ego"])
 
 
