@@ -20,7 +20,7 @@ from opencda_marl.env.compiled import kernel
 from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LIMIT, STOP_LINE
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Commander", "action_spec", "envelope"]
+__all__ = ["Commander", "action_spec", "envelope", "envelopes"]
 
 _SPEED, _PROGRESS = int(Field.SPEED), int(Field.PROGRESS)
 _CAV = int(Driver.CAV)
@@ -41,6 +41,20 @@ def envelope(progress: float, route: Float64[np.ndarray, " columns"], braking: f
     if progress < route[STOP_LINE]:
         bound = min(route[LIMIT], np.sqrt(bound * bound + 2.0 * braking * (route[STOP_LINE] - progress)))
     return float(bound)
+
+
+@kernel
+def envelopes(
+    progress: Float64[np.ndarray, " rows"],
+    routes: Int16[np.ndarray, " rows"],
+    route: Float64[np.ndarray, "routes 6"],
+    braking: float,
+) -> Float64[np.ndarray, " rows"]:
+    """The envelope of many vehicles, see `envelope`. [m/s]"""
+    out = np.empty(len(routes))
+    for r in range(len(routes)):
+        out[r] = envelope(progress[r], route[routes[r]], braking)
+    return out
 
 
 @kernel

@@ -12,7 +12,7 @@ from opencda_marl.core.roads import Roads
 from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Field, TrafficState
 from opencda_marl.env import CONTROLLERS
-from opencda_marl.env.command import action_spec, envelope
+from opencda_marl.env.command import action_spec, envelopes
 from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.reservation import HOLD, Reservation
@@ -138,13 +138,9 @@ class RuleBased:
             vehicle = self._settings.scenario.vehicle
             action = np.where(change >= 0.0, change / vehicle.acceleration, change / vehicle.braking)
             return np.asarray(np.clip(action, -1.0, 1.0))
-        bounds = np.array(
-            [
-                envelope(progress, self._tables.route[route], self._settings.envelope.comfort_braking)
-                for progress, route in zip(values[:, Field.PROGRESS].tolist(), routes.tolist(), strict=True)
-            ]
-        )
-        share = np.clip(wanted / bounds, 0.0, 1.0) if len(bounds) else bounds
+        progress = np.ascontiguousarray(values[:, Field.PROGRESS])
+        bounds = envelopes(progress, routes, self._tables.route, self._settings.envelope.comfort_braking)
+        share = np.clip(wanted / bounds, 0.0, 1.0)
         if len(self._levels):
             # At full acceleration the engine is the limit: the next level up does no harm, and the one below would
             # never let a standing vehicle start. Otherwise the fastest level that is not too fast.

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float64, Int16, Int64
 
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.state import Command, Driver, Field, TrafficState
-from opencda_marl.env.command import envelope
+from opencda_marl.env.command import envelope, envelopes
 from opencda_marl.env.compiled import kernel
 from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.env.neighbours import INSIDE_LIMIT, RoadTables, lead_distance, road_tables
@@ -308,9 +308,7 @@ class Reservation:
             self.speeds(state, ours)
         elif len(new):
             self.speeds(state, ours, new)
-        for slot in slots:
-            bound = envelope(
-                float(state.values[slot, _PROGRESS]), self._tables.route[state.routes[slot]], self._limits[_COMFORT]
-            )
-            command.target_speed[slot] = min(self._speeds[slot], bound)
-            command.controlled[slot] = True
+        progress = np.ascontiguousarray(state.values[slots, _PROGRESS])
+        bounds = envelopes(progress, state.routes[slots], self._tables.route, self._limits[_COMFORT])
+        command.target_speed[slots] = np.minimum(self._speeds[slots], bounds)
+        command.controlled[slots] = True
