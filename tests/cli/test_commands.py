@@ -111,7 +111,7 @@ def test_run_resumes_with_budgets(typed: Typed, trainer: Owner, tmp_path: Path) 
         (["--resume", "R", "-t", "P"], "--resume goes on with a run as it is"),
         (["--resume", "R", "--seed", "1"], "--resume goes on with a run as it is"),
         (["--resume", "R", "--init-from", "C"], "--resume goes on with a run as it is"),
-        (["-t", QUICKSTART, "max_minutes=null"], "no budget"),
+        (["-t", QUICKSTART, "max_minutes=null", "max_episodes=null"], "no budget"),
         (["-t", QUICKSTART, "evaluation.controllers=[nobody]"], "there is no controller named 'nobody'"),
         (["-t", QUICKSTART, "reward.weights.spped=1"], "there is no reward part named 'spped'"),
         (["-t", QUICKSTART, "--config-root", "nowhere"], "there is no config root"),
