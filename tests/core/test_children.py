@@ -73,16 +73,18 @@ def test_some_at_once_in_order_of_asking(tmp_path: Path, module: str) -> None:
 
 
 def test_going_on_can_end_it(tmp_path: Path, module: str) -> None:
+    before = psutil.Process().children()  # other tests of this process may keep some (a compiler's pool)
     began = time.monotonic()
     long = {"job": {"value": 1, "sleep": 60}}
     assert run_all(module, long, folder=tmp_path, workers=2, going_on=lambda _: False) == {}
     found = run_all(module, long, folder=tmp_path, workers=1, going_on=lambda _: time.monotonic() - began < 1.0)
     assert found == {}
     assert time.monotonic() - began < 20
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_one_at_a_time_keeps_the_newest(tmp_path: Path, module: str) -> None:
+    before = psutil.Process().children()
     jobs = OneAtATime(module, folder=tmp_path)
     assert jobs.poll() is None
     assert jobs.ask("one", {"value": 1, "sleep": 0.3}) is None
@@ -98,7 +100,7 @@ def test_one_at_a_time_keeps_the_newest(tmp_path: Path, module: str) -> None:
     jobs.ask("four", {"value": 4, "sleep": 60})
     jobs.close()
     jobs.close()
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_a_failed_job_does_not_stop_the_next(tmp_path: Path, module: str) -> None:
