@@ -49,7 +49,7 @@ def test_a_run_under_cprofile_is_a_run_and_a_profile(place: Path) -> None:
     assert answer["episode"] == 1
     assert answer["steps"] == 200
     assert answer["acting_steps"] > 0
-    assert answer["updates_performed"] == 1
+    assert answer["updates_performed"] == 2  # n_steps is half of max_steps
     assert (Path(answer["run_dir"]) / "checkpoints/latest").exists()
     names = {function for _, _, function in pstats.Stats(str(place / "prof.out")).stats}  # type: ignore[attr-defined]
     assert {"run_loop", "act", "update"} <= names
