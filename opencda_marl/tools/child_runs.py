@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import opencda_marl
 from opencda_marl.core.errors import OpenCDAError
-from opencda_marl.core.files import writing
+from opencda_marl.core.files import remove_tree, write_whole, writing
 from opencda_marl.journal import TIMING_FIELDS
 
-__all__ = ["ChildRun", "differing_fields", "without_timing"]
+__all__ = ["ChildRun", "differing_fields", "sum_up", "without_timing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ class ChildRun:
                 fix=f"all that it said is in {log}",
             )
 
+    def remove(self) -> None:
+        """Take the run folder away; what the run said stays.
+
+        Raises:
+            StorageError: it cannot be removed.
+        """
+        with writing(self.path):
+            remove_tree(self.path)
+
     def _fresh(self) -> list[str]:
         root = ["--config-root", str(self.config_root)] if self.config_root is not None else []
         return ["-t", self.profile, *root, "--out", str(self.path), *self.overrides]
@@ -85,6 +95,18 @@ def _environment() -> dict[str, str]:
     here = str(Path(opencda_marl.__file__).resolve().parent.parent)
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": here if not before else os.pathsep.join((here, before))}
+
+
+def sum_up(file: Path, answer: Mapping[str, Any], finished: Iterable[ChildRun]) -> None:
+    """Write down what a tool found, and remove the runs that it was found by.
+
+    Raises:
+        StorageError: no room, or no permission.
+    """
+    with writing(file):
+        write_whole(file, (json.dumps(answer, indent=2) + "\n").encode())
+    for run in finished:
+        run.remove()
 
 
 def without_timing(line: Mapping[str, Any]) -> dict[str, Any]:

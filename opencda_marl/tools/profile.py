@@ -16,19 +16,14 @@ from typing import Any, cast
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.run_folder import read_episodes
 from opencda_marl.core.spans import SPANS
-from opencda_marl.tools.child_runs import ChildRun, differing_fields
-from opencda_marl.tools.drift import compare, read_costs, short_path
+from opencda_marl.tools.child_runs import ChildRun, differing_fields, sum_up
+from opencda_marl.tools.drift import LOOP, compare, read_costs, shares_of_the_loop, short_path
 from opencda_marl.tools.measure import Load
 
 __all__ = ["profile", "proportions"]
 
-_Function = tuple[str, int, str]  # file, line, name
-
 _DEADLINE = 1800.0  # [s] of one run
 _LISTED = 30  # functions in the table
-_LOOP = "run_loop"
-"""Where an episode begins and ends."""
-_ROUNDS = 50  # of handing shares down the graph of calls; deeper than any stack that matters
 
 
 def profile(
@@ -38,15 +33,17 @@ def profile(
     config_root: Path | None = None,
     overrides: Sequence[str] = (),
     against: Path | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Profile one episode of a profile.
 
     Args:
         name: of the profile.
-        folder: new or empty; gets both run folders and `profile.pstats`.
+        folder: new or empty; gets `profile.pstats`, `profile.json` (what is returned) and what the runs said.
         config_root: folder of profiles; None: the bundled one.
         overrides: `key.sub=value`.
         against: an older `.pstats` file of the same profile.
+        keep: leave both run folders in `folder`; they stay as well when a run failed or the two differ.
 
     Returns:
         {identical_summary, differences, ms_per_step, spans, span_ms, unaccounted_share, unprofiled, functions,
@@ -68,7 +65,7 @@ def profile(
     if not all(lines):
         raise OpenCDAError("the run wrote no episode line", fix=f"see {traced.path}")
     differences = differing_fields(*lines)
-    return {
+    answer = {
         "what": "profile",
         "profile": name,
         "identical_summary": not differences,
@@ -80,6 +77,8 @@ def profile(
         "against": None if before is None else compare(before, read_costs(pstats_file)),
         **load.report(),
     }
+    sum_up(folder / "profile.json", answer, () if keep or differences else (plain, traced))
+    return answer
 
 
 def proportions(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,10 +126,10 @@ def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) 
 def _dearest(file: Path) -> list[dict[str, Any]]:
     """The functions that cost most in their own lines, as far as the loop called them."""
     entries = cast(Any, pstats.Stats(str(file))).stats  # documented, but not in the stubs
-    shares = _shares_of_the_loop(entries)
+    shares = shares_of_the_loop(entries)
     rows = []
     for (path, number, function), (_, calls, own, cumulative, callers) in entries.items():
-        if function != _LOOP:
+        if function != LOOP:
             calls, own, cumulative = (
                 sum(shares[caller] * edge[index] for caller, edge in callers.items()) for index in (1, 2, 3)
             )
@@ -145,18 +144,3 @@ def _dearest(file: Path) -> list[dict[str, Any]]:
     total = sum(row["own_s"] for row in rows) or 1.0
     rows.sort(key=lambda row: row["own_s"], reverse=True)
     return [{**row, "own_share": round(row["own_s"] / total, 4)} for row in rows[:_LISTED]]
-
-
-def _shares_of_the_loop(entries: Mapping[_Function, Any]) -> dict[_Function, float]:
-    """How much of each function's time was spent on behalf of the loop, 0 to 1.
-
-    A profile knows callers one step up. So shares are handed down the graph of calls, each caller's in proportion
-    to the time that it spent in the function (as gprof does: Graham, Kessler and McKusick 1982).
-    """
-    shares = {key: float(key[2] == _LOOP) for key in entries}
-    for _ in range(_ROUNDS):
-        for key, (_, _, _, _, callers) in entries.items():
-            whole = sum(edge[3] for edge in callers.values())
-            if key[2] != _LOOP and whole > 0:
-                shares[key] = sum(shares[caller] * edge[3] for caller, edge in callers.items()) / whole
-    return shares

@@ -21,7 +21,7 @@ from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.run_folder import read_episodes, read_metrics
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.journal import TIMING_FIELDS
-from opencda_marl.tools.child_runs import ChildRun, differing_fields
+from opencda_marl.tools.child_runs import ChildRun, differing_fields, sum_up
 
 __all__ = ["differing_runs", "differing_states", "verify_resume"]
 
@@ -34,23 +34,30 @@ _LISTED = 50  # differences
 
 
 def verify_resume(
-    name: str, *, folder: Path, config_root: Path | None = None, overrides: Sequence[str] = ()
+    name: str,
+    *,
+    folder: Path,
+    config_root: Path | None = None,
+    overrides: Sequence[str] = (),
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Run, kill, resume, compare.
 
     Args:
         name: of the profile.
-        folder: new or empty; gets the run folders.
+        folder: new or empty; gets `verify-resume.json` (what is returned) and what the runs said.
         config_root: folder of profiles; None: the bundled one.
         overrides: `key.sub=value`.
+        keep: leave the run folders in `folder`; they stay as well when a run failed or the two differ.
 
     Returns:
-        {exact, differences, compared, killed_at_s, …}: `compared` says how many tensors, values and lines were
-        held against each other, `learned` how many gradient steps lie in them.
+        {exact, differences, compared, killed_after_s, runs, …}: `compared` says how many tensors, values and lines
+        were held against each other, `runs` which run folders stay.
 
     Raises:
         OpenCDAError: a run failed, or could not be caught in the middle of its third episode.
     """
+    made: list[ChildRun] = []
     for attempt in range(_TRIES):
         steps = _STEPS * 2**attempt
         short = (*overrides, *_short_run(steps, name, config_root, overrides))
@@ -58,12 +65,14 @@ def verify_resume(
         whole.finish(whole.start(), deadline=_DEADLINE)
         lasts = float(read_episodes(whole.path)[_KILLED_IN - 1]["wall_s"])  # [s] the third episode
         broken = ChildRun(name, folder, f"resumed-{steps}", config_root, short)
+        made += [whole, broken]
         killed = _kill_in_the_middle(broken, lasts / 2)
         if killed is None:
             continue
         broken.finish(broken.start(resume=True), deadline=_DEADLINE)
         differences, compared = differing_runs(whole.path, broken.path)
-        return {
+        kept = made if keep or differences else []
+        answer = {
             "what": "verify-resume",
             "profile": name,
             "exact": not differences,
@@ -72,8 +81,11 @@ def verify_resume(
             "killed_in_episode": _KILLED_IN,
             "killed_after_s": round(killed, 3),
             "episode_steps": steps,
-            "runs": [str(whole.path), str(broken.path)],
+            "runs": [str(run.path) for run in kept],
+            "folder": str(folder),
         }
+        sum_up(folder / "verify-resume.json", answer, () if kept else made)
+        return answer
     raise OpenCDAError(
         f"the run could not be caught inside its episode {_KILLED_IN} in {_TRIES} tries",
         fix="try again on a quieter machine, or with a longer episode",

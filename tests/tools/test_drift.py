@@ -87,6 +87,38 @@ def test_profiles_without_a_common_function_compare_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "<built-in method builtins.getattr>",
+        "<frozen importlib._bootstrap>:_find_spec",
+        "python3.12/inspect.py:cleandoc",
+        "numba/core/event.py:notify",
+        "<built-in method marshal.loads>",
+    ],
+)
+def test_what_a_start_costs_is_no_change(name: str) -> None:
+    old, new = {**_profile(), name: Cost(100, 0.1)}, {**_profile(), name: Cost(100, 0.3)}
+    assert compare(old, new)["changed"] == []
+    other = "opencda_marl/env/inspector.py:look"
+    old, new = {**_profile(), other: Cost(100, 0.1)}, {**_profile(), other: Cost(100, 0.3)}
+    assert [row["function"] for row in compare(old, new)["changed"]] == [other]
+
+
+def test_a_function_that_the_loop_hardly_calls_is_no_change() -> None:
+    now = {**_profile(), "file7.py:f39": Cost(1000, 0.9, in_loop=0.2)}
+    assert compare(_profile(), now)["changed"] == []
+    assert compare(_profile(), {**now, "file7.py:f39": Cost(1000, 0.9)})["changed"] != []
+
+
+def test_episodes_of_unlike_lengths_do_not_compare() -> None:
+    step = "opencda_marl/simulators/sumo.py:step"
+    short, long = {**_profile(), step: Cost(300, 0.1)}, {**_profile(), step: Cost(2400, 0.8)}
+    found = compare(short, long)
+    assert (found["comparable"], found["steps"]) == (False, [300, 2400])
+    assert compare(short, {**short, step: Cost(304, 0.1)})["comparable"] is True
+
+
+@pytest.mark.parametrize(
     ("name", "family"),
     [
         ("opencda_marl/env/driving.py:step", "opencda_marl/env/driving.py"),
@@ -110,6 +142,29 @@ def test_a_profile_is_read_by_name(tmp_path: Path) -> None:
     costs = read_costs(tmp_path / "a.pstats")
     assert costs["tools/test_drift.py:median_of_nothing"].calls == 30
     assert costs["tools/test_drift.py:median_of_nothing"].each > 0
+
+
+def test_time_before_the_loop_is_told_from_time_in_it(tmp_path: Path) -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(30):
+        median_of_nothing()
+    run_loop()
+    profiler.disable()
+    profiler.dump_stats(tmp_path / "a.pstats")
+    costs = read_costs(tmp_path / "a.pstats")
+    assert costs["tools/test_drift.py:run_loop"].in_loop == 1.0
+    assert costs["tools/test_drift.py:work"].in_loop == 1.0
+    assert costs["tools/test_drift.py:median_of_nothing"].in_loop == 0.0
+
+
+def run_loop() -> None:
+    for _ in range(30):
+        work()
+
+
+def work() -> int:
+    return sum(range(100))
 
 
 def median_of_nothing() -> int:

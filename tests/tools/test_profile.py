@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from opencda_marl.core.spans import SPANS
 from opencda_marl.tools.child_runs import differing_fields
-from opencda_marl.tools.drift import compare, read_costs
-from opencda_marl.tools.profile import _shares_of_the_loop, profile, proportions
+from opencda_marl.tools.drift import compare, read_costs, shares_of_the_loop
+from opencda_marl.tools.profile import profile, proportions
 
 
 def test_shares_and_what_is_unaccounted_sum_to_one() -> None:
@@ -45,9 +46,27 @@ def test_time_is_counted_as_far_as_the_loop_asked_for_it() -> None:
         shared: (8, 8, 0.0, 4.0, {load: (3, 3, 0.0, 3.0), step: (5, 5, 0.0, 1.0)}),
         leaf: (8, 8, 4.0, 4.0, {shared: (8, 8, 4.0, 4.0)}),
     }
-    shares = _shares_of_the_loop(entries)
+    shares = shares_of_the_loop(entries)
     assert [shares[key] for key in (main, load, loop, step)] == [0.0, 0.0, 1.0, 1.0]
     assert shares[shared] == shares[leaf] == 0.25
+
+
+def test_a_warm_up_takes_no_share_by_the_length_of_its_first_call() -> None:
+    # run_loop -> step 99 times (1 s in all); warm_up -> step once (9 s: it compiles); step -> tick
+    where = "/x/opencda_marl/train.py"
+    main, loop, warm, step, tick = (
+        (where, k, name) for k, name in enumerate(["main", "run_loop", "warm_up", "s", "t"])
+    )
+    entries = {
+        main: (1, 1, 0.0, 10.0, {}),
+        loop: (1, 1, 0.0, 1.0, {main: (1, 1, 0.0, 1.0)}),
+        warm: (1, 1, 0.0, 9.0, {main: (1, 1, 0.0, 9.0)}),
+        step: (100, 100, 0.0, 10.0, {loop: (99, 99, 0.0, 1.0), warm: (1, 1, 0.0, 9.0)}),
+        tick: (100, 100, 10.0, 10.0, {step: (100, 100, 10.0, 10.0)}),
+    }
+    shares = shares_of_the_loop(entries)
+    assert shares[step] == shares[tick] == pytest.approx(0.99)
+    assert shares[warm] == 0.0
 
 
 def test_an_episode_is_profiled_with_its_share_of_learning(tmp_path: Path) -> None:
@@ -64,4 +83,16 @@ def test_an_episode_is_profiled_with_its_share_of_learning(tmp_path: Path) -> No
     # the same code against itself: whatever the machine did, no change is named that is not there
     assert found["against"] is None
     before = read_costs(Path(found["pstats"]))
-    assert compare(before, before)["changed"] == []
+    same = compare(before, before)
+    assert same["changed"] == []
+    assert same["comparable"] is True
+    assert same["steps"] == [300, 300]
+    assert before["opencda_marl/simulators/sumo.py:step"].in_loop > 0.8
+    # what was made on the way is gone, what was found and said stays
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "plain.log",
+        "profile.json",
+        "profile.pstats",
+        "profiled.log",
+    ]
+    assert json.loads((tmp_path / "profile.json").read_text()) == found

@@ -146,6 +146,8 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(profile: str, 
     assert found["exact"] is True
     assert found["compared"]["episodes"] == 4
     assert found["compared"]["metrics"] >= 3
+    assert found["runs"] == []
+    assert {path.suffix for path in tmp_path.iterdir()} == {".log", ".json"}
 
 
 @pytest.mark.slow
