@@ -112,7 +112,10 @@ def env_steps(settings: RunSettings, vehicles: int, rate: float, steps: int) -> 
             rows, acting = rows + float(step.observation.counts.sum()), acting + len(step.observation)
             if counted >= steps:
                 return Block(seconds, counted, present / counted, rows / max(1, acting), drive.shares())
-        raise SimulatorError(f"the environment cannot hold {vehicles} vehicles at {rate:.0f} vehicles/h/lane")
+        raise SimulatorError(
+            f"the environment cannot hold {vehicles} vehicles at {rate:.0f} vehicles/h/lane",
+            fix="measure with fewer: --vehicles N",
+        )
 
     return measure
 
@@ -161,20 +164,22 @@ def holding_rate(settings: RunSettings, vehicles: int) -> float:
     Raises:
         SimulatorError: even the highest demand does not bring so many in.
     """
-    rate, best, nearest = min(_HIGHEST, 12.0 * vehicles), 0.0, float("inf")
+    rate = min(_HIGHEST, 12.0 * vehicles)
+    best, nearest, reached = 0.0, float("inf"), 0.0
     for _ in range(5):
         drive = _Drive(with_rate(settings, rate, vehicles), vehicles)
         present = _population(drive)
         drive.env.close()
         if abs(present - vehicles) < nearest:
-            best, nearest = rate, abs(present - vehicles)
+            best, nearest, reached = rate, abs(present - vehicles), present
         if nearest < 0.05 * vehicles:
             return best
         rate = min(_HIGHEST, rate * vehicles / max(1.0, present))
     if nearest > BAND * vehicles:
         raise SimulatorError(
-            f"{vehicles} vehicles cannot be held on this crossing: the nearest was {nearest:.0f} away",
-            fix="measure at another number: --vehicles N",
+            f"{vehicles} vehicles cannot be on this crossing at once: at {best:.0f} vehicles/h/lane there are "
+            f"{reached:.0f}, the nearest that was reached",
+            fix=f"measure with fewer: --vehicles {max(1, int(reached))}",
         )
     return best
 

@@ -1,7 +1,7 @@
 """Is this machine fit for training? Each check says what it found and, where something is wrong, what to do.
 
 A check has an outcome: True (fine), False (wrong; `fix` says what to do) or None (optional and absent).
-Only `blocks` stops SUMO training; the rest costs speed or a feature.
+SUMO training needs what `blocks`, well or not; the rest costs speed or a feature.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CARLA_VERSION", "Check", "exit_code", "inspect"]
+__all__ = ["CARLA_VERSION", "Check", "exit_code", "inspect", "summary"]
 
 CARLA_VERSION = "0.9.16"
 """The only version of client and server that the CARLA backend speaks."""
@@ -51,7 +51,14 @@ class Check:
     ok: bool | None  # None: optional and not there
     found: str
     fix: str | None = None
-    blocks: bool = False  # not ok means that SUMO training cannot start
+    blocks: bool = False  # SUMO training needs it
+
+    @property
+    def outcome(self) -> str:
+        """ok, absent (optional), warn (it can be lived with) or FAIL (SUMO training cannot start)."""
+        if self.ok is None:
+            return "absent"
+        return "ok" if self.ok else "FAIL" if self.blocks else "warn"
 
 
 def inspect(folder: Path | None = None) -> list[dict[str, Any]]:
@@ -61,19 +68,32 @@ def inspect(folder: Path | None = None) -> list[dict[str, Any]]:
         folder: where runs will be written; None: the current folder.
 
     Returns:
-        checks as plain values: {name, ok, found, fix, blocks}.
+        checks as plain values: {name, ok, outcome, found, fix, blocks}; `outcome` is ok, warn, FAIL or absent.
     """
     where = (folder or Path.cwd()).absolute()
     found: list[Check] = [_python()]
-    for look in (_sumo, _torch, _threads, _compiler, _numba_cache):
+    for look in (_sumo, _numpy, _torch, _threads, _compiler, _numba_cache):
         found.extend(look())
-    found.extend((_disk(where), _memory(), _carla()))
-    return [asdict(check) for check in found]
+    found.extend((_temporary(), _disk(where), _memory(), _carla()))
+    return [{**asdict(check), "outcome": check.outcome} for check in found]
 
 
 def exit_code(checks: Iterable[dict[str, Any]]) -> int:
     """0, or 1 when something blocks SUMO training."""
     return int(any(check["ok"] is False and check["blocks"] for check in checks))
+
+
+def summary(checks: Iterable[Mapping[str, Any]]) -> str:
+    """One line: is the machine fit, and what is to be mended?"""
+    named: dict[str, list[str]] = {"FAIL": [], "warn": []}
+    for check in checks:
+        if check["outcome"] in named:
+            named[check["outcome"]].append(check["name"])
+    if named["FAIL"]:
+        return f"SUMO training cannot start yet; mend first: {', '.join(named['FAIL'])}"
+    if named["warn"]:
+        return f"ready for SUMO training; it would be faster or more complete with: {', '.join(named['warn'])}"
+    return "ready for SUMO training"
 
 
 def _python() -> Check:
@@ -93,7 +113,7 @@ def _sumo() -> list[Check]:
     """Wheels, their agreement, the programs, SUMO_HOME, and whether it starts."""
     library, client, programs = (_installed(name) for name in ("libsumo", "traci", "eclipse-sumo"))
     checks = [
-        Check("libsumo", True, library)
+        Check("libsumo", True, library, blocks=True)
         if library
         else Check("libsumo", False, "not installed", "pip install libsumo", blocks=client is None or programs is None),
         Check("traci", True, client)
@@ -163,9 +183,16 @@ def _sumo_starts() -> Check:
         check=False,
     )
     if answer.returncode == 0:
-        return Check("sumo starts", True, "one step of the bundled crossing in libsumo")
+        return Check("sumo starts", True, "one step of the bundled crossing in libsumo", blocks=True)
     last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
     return Check("sumo starts", False, last, "pip install --force-reinstall libsumo", blocks=True)
+
+
+def _numpy() -> list[Check]:
+    found = _installed("numpy")
+    if found is None:
+        return [Check("numpy", False, "not installed", "pip install numpy", blocks=True)]
+    return [Check("numpy", True, found, blocks=True)]
 
 
 def _torch() -> list[Check]:
@@ -177,7 +204,7 @@ def _torch() -> list[Check]:
     from opencda_marl.nn.device import torch_build
 
     return [
-        Check("torch", True, torch_build()),
+        Check("torch", True, torch_build(), blocks=True),
         _device(
             built=torch.version.cuda is not None,
             usable=torch.cuda.is_available(),
@@ -274,22 +301,24 @@ def _compiles(path: str, include: Path) -> Check:
 
 
 def _numba_cache() -> list[Check]:
-    """Compiled kernels are kept on disk; without a place numba refuses to start a cached kernel at all."""
-    from opencda_marl import env
+    """Compiled kernels are kept on disk; without a place they are compiled anew at each start."""
+    from opencda_marl.env.compiled import cache_folder
 
-    package = Path(next(iter(env.__path__)))
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    places: list[Path] = [Path(named)] if named else [package / "__pycache__", _user_cache()]
-    for place in places:
-        if _writable(place):
-            return [Check("numba cache", True, str(place))]
+    folder = cache_folder()
+    if folder is not None:
+        return [Check("numba cache", True, str(folder))]
     fix = "export NUMBA_CACHE_DIR=DIR (a folder that you may write to)"
-    told = f"none of {', '.join(str(p) for p in places)} is writable"
-    return [Check("numba cache", False, told, fix, blocks=True)]
+    return [Check("numba cache", False, "no folder is writable: each start compiles for about 20 s", fix)]
 
 
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
+def _temporary() -> Check:
+    """SUMO's input goes through a temporary folder."""
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        fix = "export TMPDIR=DIR (a folder that you may write to)"
+        return Check("temporary folder", False, "none is writable", fix, blocks=True)
+    return Check("temporary folder", True, folder, blocks=True)
 
 
 def _nearest(folder: Path) -> Path:
@@ -311,7 +340,7 @@ def _disk(folder: Path, usage: Callable[[Path], Any] = shutil.disk_usage) -> Che
     if free < _LOW_DISK:
         fix = "make room (opencda-marl runs clean), or choose another folder with --out DIR"
         return Check("disk", False, told, fix, blocks=free < _NO_DISK)
-    return Check("disk", True, told)
+    return Check("disk", True, told, blocks=True)
 
 
 def _memory() -> Check:

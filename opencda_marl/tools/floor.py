@@ -79,7 +79,10 @@ def bare_loop(crossing: Crossing, vehicles: int, steps: int) -> Callable[[], Blo
                 if counted == steps:
                     return Block(seconds, counted, present / counted)
         where = Path(crossing.network).name
-        raise SimulatorError(f"the bare loop cannot hold {vehicles} vehicles on {where}: now {inside}")
+        raise SimulatorError(
+            f"the bare simulator loop cannot hold {vehicles} vehicles on {where}: {inside} are on it",
+            fix="measure with fewer: --vehicles N",
+        )
 
     return measure
 

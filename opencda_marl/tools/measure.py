@@ -185,7 +185,9 @@ class Worker:
             answer = self._ours.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._process.join(5.0)
-            raise OpenCDAError(f"{name} died with exit code {self._process.exitcode}") from error
+            raise OpenCDAError(
+                f"{name} died with exit code {self._process.exitcode}", fix="what it said before stands above this"
+            ) from error
         if isinstance(answer, OpenCDAError):
             raise answer
         return answer

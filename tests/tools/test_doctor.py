@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from opencda_marl.env import compiled
 from opencda_marl.tools import doctor
 
 _Usage = namedtuple("_Usage", "total used free")
@@ -20,8 +21,11 @@ def test_this_machine_is_fit_for_training(tmp_path: Path) -> None:
     assert {"python", "libsumo", "sumo starts", "torch", "device", "compiler", "numba cache", "disk"} <= set(named)
     assert named["sumo starts"]["ok"] is True
     assert doctor.exit_code(checks) == 0
+    assert doctor.summary(checks).startswith("ready for SUMO training")
+    needed = {"python", "libsumo", "sumo starts", "numpy", "torch", "temporary folder", "disk"}
+    assert {check["name"] for check in checks if check["blocks"]} == needed
     for check in checks:
-        assert set(check) == {"name", "ok", "found", "fix", "blocks"}
+        assert set(check) == {"name", "ok", "outcome", "found", "fix", "blocks"}
         assert check["found"]
         assert check["ok"] is not False or check["fix"], f"{check['name']} names no fix"
 
@@ -100,13 +104,35 @@ def test_a_full_disk_blocks_and_a_nearly_full_one_warns(tmp_path: Path) -> None:
     assert (free(0.05).ok, free(0.05).blocks) == (False, True)
 
 
-def test_an_unwritable_cache_of_kernels_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    occupied = tmp_path / "file"
-    occupied.touch()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(occupied / "cache"))
-    assert (doctor._numba_cache()[0].ok, doctor._numba_cache()[0].blocks) == (False, True)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
-    assert doctor._numba_cache()[0].ok is True
+def test_without_a_cache_of_kernels_training_is_only_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "cache_folder", lambda: None)
+    check = doctor._numba_cache()[0]
+    assert (check.ok, check.blocks, check.outcome) == (False, False, "warn")
+    monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
+    assert doctor._numba_cache()[0].found == str(tmp_path)
+
+
+def test_without_a_temporary_folder_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert doctor._temporary().outcome == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("ok", "blocks", "outcome"),
+    [(True, True, "ok"), (True, False, "ok"), (False, True, "FAIL"), (False, False, "warn"), (None, False, "absent")],
+)
+def test_the_word_for_a_finding(ok: bool | None, blocks: bool, outcome: str) -> None:
+    assert doctor.Check("x", ok, "y", "z", blocks).outcome == outcome
+
+
+def test_the_summary_names_what_is_to_be_mended() -> None:
+    slow, broken = {"name": "compiler", "outcome": "warn"}, {"name": "libsumo", "outcome": "FAIL"}
+    assert doctor.summary([{"name": "python", "outcome": "ok"}]) == "ready for SUMO training"
+    assert doctor.summary([slow]).endswith("with: compiler")
+    assert doctor.summary([slow, broken]) == "SUMO training cannot start yet; mend first: libsumo"
 
 
 def test_limits_of_a_container_are_read(tmp_path: Path) -> None:
