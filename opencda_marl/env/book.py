@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from opencda_marl.core.metrics import EARLY_MARGIN, EpisodeRecord
 from opencda_marl.core.spec import Observation
 from opencda_marl.core.state import Accounting, Ending, Events, Field, Schedule, TrafficState
+from opencda_marl.env.near_miss import Proximity
 from opencda_marl.env.reward import RewardParts
 from opencda_marl.settings.run import RunSettings
 
@@ -51,20 +52,22 @@ class Book:
         self._missed: set[int] = set()  # ids
         self._waiting = 0
 
-    def count(self, state: TrafficState, events: Events, missed: Bool[np.ndarray, " slots"]) -> None:
+    def count(self, state: TrafficState, events: Events, proximity: Proximity) -> None:
         """One step."""
         record = self.record
-        self._waiting = events.waiting
-        record.longest_wait = max(record.longest_wait, events.longest_wait)
         record.commanded += events.commanded
         record.overridden += events.overridden
-        if self._measured and missed.any():
-            self._missed.update(state.ids[missed].tolist())
+        self._waiting = events.waiting
+        if events.waiting:
+            record.longest_wait = max(record.longest_wait, events.longest_wait)
+        if self._measured and proximity.any_missed:
+            self._missed.update(state.ids[proximity.missed].tolist())
         if len(events.departed):
             record.departed += len(events.departed)
             record.departed_early += int((state.values[events.departed, Field.DEPARTED_AT] < self._early).sum())
-        for slot, ending in zip(events.slots.tolist(), events.endings.tolist(), strict=True):
-            self._end(state, slot, Ending(ending))
+        if len(events.slots):
+            for slot, ending in zip(events.slots.tolist(), events.endings.tolist(), strict=True):
+                self._end(state, slot, Ending(ending))
 
     def _end(self, state: TrafficState, slot: int, ending: Ending) -> None:
         record, accounting = self.record, self.record.accounting

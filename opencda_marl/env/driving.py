@@ -89,7 +89,7 @@ class DrivingEnv:
         self._rules = Reservation(settings, self.roads, self.conflicts, slots)
         discount = settings.discount_per_second**self._dt  # of one step
         self._parts = RewardParts(settings.reward.weights, self._tables.route, self._dt, discount)
-        self._ledger = Ledger(slots, self._parts.matrix, self._dt, discount)
+        self._ledger = Ledger(slots, self._parts)
         self._proximity = Proximity.of(settings, self._tables, slots)
         self._looks = self._parts.needs_pairs or settings.evaluation.enabled
         vehicle = settings.scenario.vehicle
@@ -211,7 +211,7 @@ class DrivingEnv:
                 self._look(events)
             self._earn(events, ended=ended)
         with self._spans("metrics"):
-            self._book.count(self.state, events, self._proximity.missed)
+            self._book.count(self.state, events, self._proximity)
             if self._trajectory is not None:
                 self._trajectory.add(self.state, events)
             if ended:
@@ -235,19 +235,15 @@ class DrivingEnv:
             return
         if ended:
             self._ending_of[events.slots] = events.endings
-        values, near = self.state.values, self._proximity
-        amounts = self._parts.amounts(
-            rows, self._before, values, self.state.routes, self._ending_of, near.rate, near.predicted
+        state, near = self.state, self._proximity
+        team = self._team(events) if ended else 0.0
+        finite = self._ledger.earn(
+            self._before, state.values, state.routes, self._ending_of, near.rate, near.predicted, team
         )
-        if not self._ledger.earn(amounts, self._team(events) if ended else 0.0):
+        if not finite:
             raise NotFiniteError(
-                f"step {self.state.step}: a reward part is not finite ({', '.join(self._parts.names)})",
-                batch={
-                    "ids": self.state.ids[rows],
-                    "parts": amounts,
-                    "before": self._before[rows],
-                    "now": values[rows],
-                },
+                f"step {state.step}: a reward part is not finite ({', '.join(self._parts.names)})",
+                batch={"ids": state.ids[rows], "before": self._before[rows], "now": state.values[rows]},
             )
         if ended:
             self._ending_of[events.slots] = 0

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int16, Int64
 
 from opencda_marl.core.spec import Closed
 from opencda_marl.env.compiled import kernel
+from opencda_marl.env.reward import RewardParts, amount
 
 __all__ = ["Ledger", "join_closed", "no_closed"]
 
 
 @kernel
-def _earn(
+def _settle(
     rows: Int64[np.ndarray, " rows"],
-    values: Float64[np.ndarray, "parts rows"],
-    team: float,
+    numbers: Int64[np.ndarray, " parts"],
+    others: Float64[np.ndarray, "parts values"],
+    before: Float64[np.ndarray, "slots fields"],
+    now: Float64[np.ndarray, "slots fields"],
+    routes: Int16[np.ndarray, " slots"],
+    road: Float64[np.ndarray, "routes columns"],
+    endings: Int64[np.ndarray, " slots"],
+    near_miss: Float64[np.ndarray, " slots"],
+    predicted: Bool[np.ndarray, " slots"],
+    step_length: float,
     discount: float,
+    team: float,
     parts: Float64[np.ndarray, "slots parts"],
     life: Float64[np.ndarray, "slots parts"],
     teams: Float64[np.ndarray, " slots"],
     factor: Float64[np.ndarray, " slots"],
     steps: Int64[np.ndarray, " slots"],
 ) -> bool:
-    """Add one step to the open interval of each row; False if a value is not finite."""
+    """Add one step to the open interval of each row; False if a value is not finite.
+
+    Where a number is below 0 the part is not bundled, and its values stand in `others`.
+    """
     finite = np.isfinite(team)
     for r in range(len(rows)):
         s = rows[r]
-        for p in range(values.shape[0]):
-            value = values[p, r]
+        for p in range(len(numbers)):
+            if numbers[p] < 0:
+                value = others[p, r]
+            else:
+                value = amount(
+                    numbers[p],
+                    before[s],
+                    now[s],
+                    road[routes[s]],
+                    endings[s],
+                    near_miss[s],
+                    predicted[s],
+                    step_length,
+                    discount,
+                )
             finite = finite and np.isfinite(value)
             parts[s, p] += factor[s] * value
             life[s, p] += value
@@ -118,20 +144,16 @@ class Ledger:
 
     Args:
         slots: of the simulator.
-        matrix: weight of each part in each objective.
-        step_length: [s].
-        discount: of one step.
+        parts: of the reward.
     """
 
-    def __init__(
-        self, slots: int, matrix: Float64[np.ndarray, "parts objectives"], step_length: float, discount: float
-    ) -> None:
-        parts = len(matrix)
+    def __init__(self, slots: int, parts: RewardParts) -> None:
+        count = len(parts.names)
         self.rows = np.zeros(0, np.int64)  # slots with an open interval, ascending
-        self.life = np.zeros((slots, parts))  # [slots, parts] undiscounted, since the first decision
-        self._matrix, self._step_length, self._discount = matrix, step_length, discount
+        self.life = np.zeros((slots, count))  # [slots, parts] undiscounted, since the first decision
+        self._reward = parts
         self._open = np.zeros(slots, np.bool_)
-        self._parts = np.zeros((slots, parts))  # discounted, of the interval
+        self._parts = np.zeros((slots, count))  # discounted, of the interval
         self._team = np.zeros(slots)
         self._factor = np.zeros(slots)
         self._steps = np.zeros(slots, np.int64)
@@ -154,13 +176,40 @@ class Ledger:
         flags: Bool[np.ndarray, " rows"] = self._open[slots]
         return flags
 
-    def earn(self, values: Float64[np.ndarray, "parts rows"], team: float) -> bool:
-        """Add one step to `rows`; False if a value is not finite."""
-        return _earn(
+    def earn(
+        self,
+        before: Float64[np.ndarray, "slots fields"],
+        now: Float64[np.ndarray, "slots fields"],
+        routes: Int16[np.ndarray, " slots"],
+        endings: Int64[np.ndarray, " slots"],
+        near_miss: Float64[np.ndarray, " slots"],
+        predicted: Bool[np.ndarray, " slots"],
+        team: float,
+    ) -> bool:
+        """Add one step to `rows`; False if a value is not finite.
+
+        Args:
+            before, now: columns `core.state.Field`, before and after the step.
+            routes: of each slot.
+            endings: `core.state.Ending` of those that ended in it, else 0.
+            near_miss, predicted: see `env.near_miss`.
+            team: the team's reward.
+        """
+        reward = self._reward
+        return _settle(
             self.rows,
-            values,
+            reward.numbers,
+            reward.others(self.rows, before, now, routes, endings, near_miss, predicted),
+            before,
+            now,
+            routes,
+            reward.road,
+            endings,
+            near_miss,
+            predicted,
+            reward.step_length,
+            reward.discount,
             team,
-            self._discount,
             self._parts,
             self.life,
             self._team,
@@ -176,8 +225,8 @@ class Ledger:
         truncated: Bool[np.ndarray, " closed"],
     ) -> Closed:
         """What came of the decisions of these vehicles, which must be open."""
-        count = len(slots)
-        rewards = np.empty((count, self._matrix.shape[1]), np.float32)
+        matrix, count = self._reward.matrix, len(slots)
+        rewards = np.empty((count, matrix.shape[1]), np.float32)
         team, elapsed = np.empty(count, np.float32), np.empty(count, np.float32)
         self.rows = _close(
             slots,
@@ -185,8 +234,8 @@ class Ledger:
             self._parts,
             self._team,
             self._steps,
-            self._matrix,
-            self._step_length,
+            matrix,
+            self._reward.step_length,
             rewards,
             team,
             elapsed,

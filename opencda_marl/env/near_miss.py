@@ -114,8 +114,8 @@ def near_misses(
     rate: Float64[np.ndarray, " slots"],
     missed: Bool[np.ndarray, " slots"],
     predicted: Bool[np.ndarray, " slots"],
-) -> None:
-    """Look at every pair once; fills `rate`, `missed` and `predicted` of this moment.
+) -> bool:
+    """Look at every pair once; fills `rate`, `missed` and `predicted` of this moment. True: somebody has a near-miss.
 
     `related`: see `_relations`.
     """
@@ -137,6 +137,7 @@ def near_misses(
                 _crossing(i, j, tables.zones[my_route, routes[j]], values, limits, rate, missed, predicted)
         if leader >= 0:
             _lane(i, leader, nearest - length, values, limits, rate, missed)
+    return bool(missed.any())
 
 
 def _relations(tables: RoadTables) -> Int8[np.ndarray, "routes routes"]:
@@ -158,6 +159,7 @@ class Proximity:
 
     rate: Float64[np.ndarray, " slots"]  # [1/s] 0 to 1
     missed: Bool[np.ndarray, " slots"]
+    any_missed: bool
     predicted: Bool[np.ndarray, " slots"]
     _tables: RoadTables
     _related: Int8[np.ndarray, "routes routes"]
@@ -170,6 +172,7 @@ class Proximity:
         return cls(
             rate=np.zeros(slots),
             missed=np.zeros(slots, np.bool_),
+            any_missed=False,
             predicted=np.zeros(slots, np.bool_),
             _tables=tables,
             _related=_relations(tables),
@@ -185,6 +188,6 @@ class Proximity:
         routes: Int16[np.ndarray, " slots"],
     ) -> None:
         """Look at every pair of the vehicles that are present."""
-        near_misses(
+        self.any_missed = near_misses(
             present, values, routes, self._tables, self._related, self._limits, self.rate, self.missed, self.predicted
         )

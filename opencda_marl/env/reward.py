@@ -2,7 +2,7 @@
 
 A part says how much of something there was in one step (metres, seconds, events); the settings weigh it
 (`reward.weights`, negative for what is unwanted). A weight of 0, or none, switches a part off, and then
-it costs nothing. The bundled parts are compiled together (`_amount`: one formula a part). Parts of one's own
+it costs nothing. The bundled parts are compiled together (`amount`: one formula a part). Parts of one's own
 are functions of a `Moment` and come in through the entry-point group `opencda_marl.rewards`, as
 "module:attribute" of a `Part`.
 """
@@ -23,7 +23,7 @@ from opencda_marl.env import REWARDS
 from opencda_marl.env.compiled import kernel
 from opencda_marl.env.neighbours import EXIT, EXIT_LIMIT, INSIDE_LIMIT, LENGTH, LIMIT, STOP_LINE
 
-__all__ = ["Moment", "Part", "RewardParts", "chosen_parts"]
+__all__ = ["Moment", "Part", "RewardParts", "amount", "chosen_parts"]
 
 COMFORTABLE = 3.0
 """[m/s^2] braking that counts fully as yielding; harder counts no more."""
@@ -33,7 +33,7 @@ STANDING = 0.1
 
 _SPEED, _ACCEL, _PROGRESS = int(Field.SPEED), int(Field.ACCEL), int(Field.PROGRESS)
 _ARRIVED, _COLLIDED = int(Ending.ARRIVED), int(Ending.COLLIDED)
-# the bundled parts, as `_amount` numbers them
+# the bundled parts, as `amount` numbers them
 (
     _DELAY,
     _TIME,
@@ -73,7 +73,7 @@ class Part:
     about: str
     value: Callable[[Moment], Float64[np.ndarray, " rows"]]
     pairs: bool = False  # needs `near_miss` or `predicted`
-    number: int = -1  # of a bundled part: it is compiled, see `_amount`
+    number: int = -1  # of a bundled part: it is compiled, see `amount`
 
 
 @kernel
@@ -88,7 +88,7 @@ def _free_time(progress: float, road: Float64[np.ndarray, " columns"]) -> float:
 
 
 @kernel
-def _amount(
+def amount(
     part: int,
     before: Float64[np.ndarray, " fields"],
     now: Float64[np.ndarray, " fields"],
@@ -127,56 +127,38 @@ def _amount(
 
 @kernel
 def _amounts(
-    numbers: Int64[np.ndarray, " parts"],
-    rows: Int64[np.ndarray, " rows"],
-    before: Float64[np.ndarray, "slots fields"],
-    now: Float64[np.ndarray, "slots fields"],
-    routes: Int16[np.ndarray, " slots"],
+    part: int,
+    before: Float64[np.ndarray, "rows fields"],
+    now: Float64[np.ndarray, "rows fields"],
+    routes: Int16[np.ndarray, " rows"],
     road: Float64[np.ndarray, "routes columns"],
-    endings: Int64[np.ndarray, " slots"],
-    near_miss: Float64[np.ndarray, " slots"],
-    predicted: Bool[np.ndarray, " slots"],
+    endings: Int64[np.ndarray, " rows"],
+    near_miss: Float64[np.ndarray, " rows"],
+    predicted: Bool[np.ndarray, " rows"],
     step_length: float,
     discount: float,
-    out: Float64[np.ndarray, "parts rows"],
-) -> None:
-    """Every bundled part of every row; a number below 0 is a part of somebody else's and is left alone."""
-    for p in range(len(numbers)):
-        if numbers[p] < 0:
-            continue
-        for r in range(len(rows)):
-            s = rows[r]
-            out[p, r] = _amount(
-                numbers[p],
-                before[s],
-                now[s],
-                road[routes[s]],
-                endings[s],
-                near_miss[s],
-                predicted[s],
-                step_length,
-                discount,
-            )
+) -> Float64[np.ndarray, " rows"]:
+    out = np.empty(len(routes))
+    for r in range(len(routes)):
+        out[r] = amount(
+            part,
+            before[r],
+            now[r],
+            road[routes[r]],
+            endings[r],
+            near_miss[r],
+            predicted[r],
+            step_length,
+            discount,
+        )
+    return out
 
 
-def _alone(number: int, m: Moment) -> Float64[np.ndarray, " rows"]:
+def _alone(part: int, m: Moment) -> Float64[np.ndarray, " rows"]:
     """A bundled part by itself."""
-    out = np.empty((1, len(m.routes)))
-    _amounts(
-        np.array([number]),
-        np.arange(len(m.routes)),
-        m.before,
-        m.now,
-        m.routes,
-        m.road,
-        m.endings,
-        m.near_miss,
-        m.predicted,
-        m.step_length,
-        m.discount,
-        out,
+    return _amounts(
+        part, m.before, m.now, m.routes, m.road, m.endings, m.near_miss, m.predicted, m.step_length, m.discount
     )
-    return np.asarray(out[0])
 
 
 def _bundled(number: int, unit: str, objective: str, about: str, *, pairs: bool = False) -> Part:
@@ -259,11 +241,14 @@ class RewardParts:
         objectives = [OBJECTIVES.index(part.objective) for part in parts.values()]
         self.matrix = np.zeros((len(parts), len(OBJECTIVES)))  # weight of each part in its objective
         self.matrix[np.arange(len(parts)), objectives] = self.weights
-        self._numbers = np.array([part.number for part in parts.values()], np.int64)
+        self.road, self.step_length, self.discount = road, step_length, discount
+        self.numbers = np.array(
+            [part.number for part in parts.values()], np.int64
+        )  # see `amount`
         self._others = [(k, part.value) for k, part in enumerate(parts.values()) if part.number < 0]
-        self._road, self._step_length, self._discount = road, step_length, discount
+        self._nothing = np.zeros((len(parts), 0))
 
-    def amounts(
+    def others(
         self,
         rows: Int64[np.ndarray, " rows"],
         before: Float64[np.ndarray, "slots fields"],
@@ -272,8 +257,8 @@ class RewardParts:
         endings: Int64[np.ndarray, " slots"],
         near_miss: Float64[np.ndarray, " slots"],
         predicted: Bool[np.ndarray, " slots"],
-    ) -> Float64[np.ndarray, "parts rows"]:
-        """How much of each part there was in a step, not yet weighed.
+    ) -> Float64[np.ndarray, "parts values"]:
+        """Values of the parts that are not bundled (the other rows mean nothing); empty where there are none.
 
         Args:
             rows: slots of the vehicles that earn.
@@ -282,33 +267,20 @@ class RewardParts:
             endings: `core.state.Ending` of those that ended, else 0.
             near_miss, predicted: see `Moment`.
         """
-        out = np.empty((len(self.names), len(rows)))
-        _amounts(
-            self._numbers,
-            rows,
-            before,
-            now,
-            routes,
-            self._road,
-            endings,
-            near_miss,
-            predicted,
-            self._step_length,
-            self._discount,
-            out,
+        if not self._others:
+            return self._nothing
+        out = np.zeros((len(self.names), len(rows)))
+        moment = Moment(
+            self.step_length,
+            self.discount,
+            before[rows],
+            now[rows],
+            routes[rows],
+            self.road,
+            endings[rows],
+            near_miss[rows],
+            predicted[rows],
         )
-        if self._others:
-            moment = Moment(
-                self._step_length,
-                self._discount,
-                before[rows],
-                now[rows],
-                routes[rows],
-                self._road,
-                endings[rows],
-                near_miss[rows],
-                predicted[rows],
-            )
-            for k, value in self._others:
-                out[k] = value(moment)
+        for k, value in self._others:
+            out[k] = value(moment)
         return out

@@ -359,7 +359,7 @@ def test_a_reward_that_is_not_finite_stops_the_run(monkeypatch: pytest.MonkeyPat
     with pytest.raises(NotFiniteError, match="step 15: a reward part") as caught:
         while not step.done:
             step = env.step(Action(np.zeros((1, 1), np.float32)))
-    assert set(caught.value.batch) >= {"ids", "parts"}
+    assert set(caught.value.batch) >= {"ids", "now"}
 
 
 def test_trajectories_show_every_vehicle_in_every_step() -> None:

@@ -13,6 +13,7 @@ from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.state import FIELDS, Ending, Field
 from opencda_marl.core.tables import Table
 from opencda_marl.env import CONTROLLERS, OBSERVATIONS, REWARDS, reward
+from opencda_marl.env.ledger import Ledger
 from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.reward import Moment, Part, RewardParts, chosen_parts
 from opencda_marl.settings.driving import RewardSettings
@@ -93,8 +94,11 @@ def _parts(weights: dict[str, float]) -> RewardParts:
 
 
 def _amounts(parts: RewardParts, m: Moment) -> np.ndarray:
-    rows = np.arange(len(m.routes))
-    return parts.amounts(rows, m.before, m.now, m.routes, m.endings, m.near_miss, m.predicted)
+    """One step of an open interval, as the ledger counts it."""
+    ledger, rows = Ledger(len(m.routes), parts), np.arange(len(m.routes))
+    ledger.open(rows)
+    assert ledger.earn(m.before, m.now, m.routes, m.endings, m.near_miss, m.predicted, 0.0)
+    return ledger.life.T
 
 
 def test_only_what_is_weighed_is_asked() -> None:
