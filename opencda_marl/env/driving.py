@@ -164,7 +164,9 @@ class DrivingEnv:
         """
         if self._book is None or not self._done:
             raise OpenCDAError("there is no finished episode: run one to its end before asking for its record")
-        return self._book.record
+        record = self._book.record
+        record.accounting.check(record.episode)
+        return record
 
     def record_trajectory(self, wanted: bool) -> None:
         """Keep the tracks of the episodes that begin from now on, or stop doing so."""

@@ -242,9 +242,7 @@ class RewardParts:
         self.matrix = np.zeros((len(parts), len(OBJECTIVES)))  # weight of each part in its objective
         self.matrix[np.arange(len(parts)), objectives] = self.weights
         self.road, self.step_length, self.discount = road, step_length, discount
-        self.numbers = np.array(
-            [part.number for part in parts.values()], np.int64
-        )  # see `amount`
+        self.numbers = np.array([part.number for part in parts.values()], np.int64)  # see `amount`
         self._others = [(k, part.value) for k, part in enumerate(parts.values()) if part.number < 0]
         self._nothing = np.zeros((len(parts), 0))
 

@@ -11,7 +11,7 @@ from reference_drive import OBJECTIVE, PARTS, Recorder, ReferenceDrive, Shown
 from reference_view import ReferenceView
 from scripted import CONFLICTS, ROADS, ScriptedSimulator, schedule_of
 
-from opencda_marl.core.errors import ConfigError, NotFiniteError, OpenCDAError
+from opencda_marl.core.errors import AccountingError, ConfigError, NotFiniteError, OpenCDAError
 from opencda_marl.core.metrics import EARLY_MARGIN
 from opencda_marl.core.spec import Action, Observation, Step
 from opencda_marl.core.state import Driver, Ending, Events, Field, Schedule
@@ -360,6 +360,28 @@ def test_a_reward_that_is_not_finite_stops_the_run(monkeypatch: pytest.MonkeyPat
         while not step.done:
             step = env.step(Action(np.zeros((1, 1), np.float32)))
     assert set(caught.value.batch) >= {"ids", "now"}
+
+
+@pytest.mark.parametrize("wrong", ["waiting", "twice"])
+def test_vehicles_that_do_not_add_up_stop_the_run(wrong: str) -> None:
+    settings = _settings()
+
+    class Careless(ScriptedSimulator):
+        def step(self, command: object) -> tuple[object, Events]:
+            state, events = super().step(command)
+            if wrong == "waiting":
+                events.waiting += 1
+            elif len(events.slots):
+                events.slots, events.endings = np.tile(events.slots, 2), np.tile(events.endings, 2)
+            return state, events
+
+    schedule = schedule_of(np.array([0.0]), np.array([1]), np.array([Driver.HUMAN]))
+    env = DrivingEnv(
+        Careless(settings, lambda _, age: Ending.REMOVED if age == 9 else None), settings, lambda _: (schedule, 1, 1)
+    )
+    assert env.reset(0).done
+    with pytest.raises(AccountingError, match="1 vehicles scheduled, but 2 found"):
+        env.record()
 
 
 def test_trajectories_show_every_vehicle_in_every_step() -> None:
