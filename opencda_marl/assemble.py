@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,22 +16,26 @@ from opencda_marl.core.simulator import Simulator
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import ActionSpec, Learner, ObservationSpec
 from opencda_marl.core.state import Schedule
+from opencda_marl.env.compiled import cache_folder
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.learners import LEARNERS
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.simulators.demand import build_schedule
 from opencda_marl.simulators.network import find_network, load_roads
+from opencda_marl.simulators.rehearsal import Rehearsal
 from opencda_marl.simulators.sumo import SumoSimulator
 
 __all__ = [
     "Traffic",
     "evaluation_traffic",
+    "kernels_are_kept",
     "make_env",
     "make_learner",
     "make_roads",
     "make_simulator",
     "quiet_process",
     "training_traffic",
+    "warm_up",
 ]
 
 Traffic = Callable[[int], tuple[Schedule, int, int]]
@@ -117,6 +122,33 @@ def make_learner(
     """
     learner: Learner = LEARNERS.load(settings.algorithm)(settings, observation, action, spans=spans)
     return learner
+
+
+def kernels_are_kept() -> bool:
+    """Is compiled code of the environment on the disk? Else compiling it takes a while."""
+    folder = cache_folder()
+    return folder is not None and any(folder.rglob("*.nbi"))
+
+
+def warm_up(settings: RunSettings, simulator: Simulator, learner: Learner) -> None:
+    """Compile and import what an episode needs, in a rehearsal without SUMO; nobody remembers it afterwards.
+
+    Args:
+        settings: of the run.
+        simulator: whose roads and size to rehearse with; it is not touched.
+        learner: acts, and is then put back into the state that it is in now.
+    """
+    info = simulator.info
+    stage = Rehearsal(simulator.roads, slots=info.slots, step_length=info.step_length)
+    shorter = replace(settings, max_steps=4 * settings.decision_interval)
+    before = learner.state()
+    with closing(DrivingEnv(stage, shorter, stage.traffic)) as env:
+        env.record_trajectory(True)
+        step = env.reset(0)
+        while not step.done:
+            step = env.step(learner.act(step.observation, explore=True))
+        env.record()
+    learner.load(before)
 
 
 @contextmanager

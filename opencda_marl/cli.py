@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+_FIRST = "Start with: opencda-marl run -t sumo-marl/intersection/quickstart"
+
 app = typer.Typer(
     help="Trains cooperative driving policies, fast and reproducibly.",
-    epilog="Start with: opencda-marl run -t sumo-marl/intersection/quickstart",
+    epilog=_FIRST,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,9 +52,12 @@ Runs = Annotated[Path, typer.Option("--root", help="Folder of runs.")]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program: exits with 0, or with the code of what went wrong."""
+    from opencda_marl.display import as_typed, program
+
     given = list(sys.argv[1:] if arguments is None else arguments)
+    app.info.epilog = as_typed(_FIRST)
     with answering("--json" in given):
-        app(args=given, prog_name="opencda-marl")
+        app(args=given, prog_name=program())
 
 
 def _console(as_json: bool) -> Console:
@@ -138,20 +143,14 @@ def run(
 
 def _train(console: Console, **wanted: Any) -> dict[str, Any]:
     from opencda_marl.display import TrainingDisplay
-    from opencda_marl.display_results import following, show_report
+    from opencda_marl.display_results import report_on
 
     console.print("loading …", style="dim")
     from opencda_marl.train import train
 
     with TrainingDisplay(console) as display:
-        result = train(**wanted, listener=display)
-    if result.settings.evaluation.final:
-        from opencda_marl.report import final_report
-
-        with following(console) as progress:
-            report = final_report(result.run_dir, progress=progress)
-        show_report(console, report)
-    else:
+        result = train(**wanted, listener=display, report=lambda folder: report_on(console, folder))
+    if not result.settings.evaluation.final:
         from opencda_marl.report import next_line
 
         console.print(next_line(result.run_dir), markup=False, soft_wrap=True)
@@ -197,7 +196,7 @@ def evaluate(
             profile=name,
             seeds=chosen,
             episodes=episodes,
-            progress=lambda done, total: progress("held-out traffic", done / total),
+            progress=lambda done, total: progress("held-out traffic", done, total),
         )
     if as_json:
         emit(answer)
@@ -248,6 +247,8 @@ def config_export(
 ) -> None:
     """Copy the bundled profiles, to change them and use them with --config-root."""
     from opencda_marl.config import export_root
+    from opencda_marl.core.run_folder import typed
+    from opencda_marl.core.speech import counted
 
     written = export_root(folder)
     if as_json:
@@ -255,7 +256,8 @@ def config_export(
         return
     for path in written:
         typer.echo(str(path))
-    typer.echo(f"{len(written)} files written. Next: opencda-marl list profiles --config-root {folder}")
+    said = f"{counted(len(written), 'file')} written. Next: opencda-marl list profiles --config-root {typed(folder)}"
+    _console(False).print(said, markup=False, soft_wrap=True)
 
 
 @config_app.command("reference")

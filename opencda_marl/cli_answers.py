@@ -24,7 +24,10 @@ def answering(as_json: bool) -> Iterator[None]:
     except OpenCDAError as error:
         say_error(error)
         if as_json:
-            emit({"error": error.message, "fix": error.fix, "exit_code": error.exit_code})
+            from opencda_marl.display import as_typed
+
+            fix = None if error.fix is None else as_typed(error.fix)
+            emit({"error": as_typed(error.message), "fix": fix, "exit_code": error.exit_code})
         sys.exit(error.exit_code)
     except SystemExit as stop:
         if as_json and stop.code == _USAGE:  # what is wrong has been said on stderr

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from opencda_marl.display import number, percent, show_facts, show_table
+from opencda_marl.core.run_folder import RunFolder
+from opencda_marl.core.speech import counted, number, percent, seconds
+from opencda_marl.display import show_facts, show_table
 
 if TYPE_CHECKING:
     from opencda_marl.report import Report
 
 __all__ = [
     "following",
+    "report_on",
     "show_bench",
     "show_checks",
     "show_description",
@@ -28,23 +32,55 @@ __all__ = [
 ]
 
 _LISTED = 12  # lines of a long list
+_EVERY = 15.0  # [s] between two lines of progress in a pipe
 
 
 @contextmanager
-def following(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """A function that hears what is done and the share of it; shown in place in a terminal, once each in a pipe."""
-    said: set[str] = set()
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda what, share: status.update(f"{what}: {100 * share:.0f} %")
-        return
+def following(
+    console: Console, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str, int, int], None]]:
+    """A function that hears (what is done, episodes done, in all): a live line, in a pipe one every 15 seconds.
 
-    def tell(what: str, _share: float) -> None:
-        if what not in said:
-            said.add(what)
-            console.print(f"{what} …", markup=False)
+    Args:
+        console: to write to.
+        clock: [s]; for tests.
+    """
+    began: dict[str, float] = {}
+    said_at = 0.0
+    with console.status("starting") if console.is_terminal else nullcontext() as status:
 
-    yield tell
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal said_at
+            now = clock()
+            new = what not in began
+            since = began.setdefault(what, now)
+            words = f"{what} …" if not total else f"{what}: {done} of {counted(total, 'episode')}"
+            if total and done:
+                words += f", {seconds((now - since) * (total - done) / done)} left"
+            if status is not None:
+                status.update(words)
+            elif new or now - said_at >= _EVERY:
+                said_at = now
+                console.print(words, markup=False, soft_wrap=True)
+
+        yield tell
+
+
+def report_on(console: Console, folder: RunFolder) -> None:
+    """The end of a run: its final table and plots are made and shown, and kept in its log."""
+    from opencda_marl.report import final_report
+
+    with following(console) as tell:
+
+        def progress(what: str, done: int, total: int) -> None:
+            tell(what, done, total)
+            folder.beat("evaluating", evaluating=what, episodes_done=done, episodes_in_all=total)
+
+        report = final_report(folder.path, progress=progress)
+    show_report(console, report)
+    text = io.StringIO()
+    show_report(Console(file=text, width=200, highlight=False), report)
+    folder.log(text.getvalue().strip())
 
 
 def show_report(console: Console, report: Report) -> None:
@@ -75,10 +111,17 @@ def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
         "travel time": f"{number(answer['mean_travel_time_s'])} s",
         "throughput": f"{number(answer['throughput_vph'], 0)} vehicles/h",
         "at the end": f"{number(answer['running_at_end'])} inside, {number(answer['waiting_at_end'])} waiting",
-        "overridden": f"{percent(answer['overridden_share'])} % of commands",
+        "overridden": "-"
+        if answer["overridden_share"] is None
+        else f"{percent(answer['overridden_share'])} % of commands",
+        **({"preference": _preference(answer["preference"])} if answer["preference"] is not None else {}),
         "return": number(answer["return"], 3),
     }
     show_facts(console, figures)
+
+
+def _preference(value: str | Sequence[float]) -> str:
+    return value if isinstance(value, str) else " ".join(f"{weight:g}" for weight in value)
 
 
 def show_description(console: Console, answer: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from opencda_marl.core.children import answer, end_with_parent, read_request
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.core.files import array_bytes, write_whole
 from opencda_marl.core.metrics import EpisodeRecord, pool
-from opencda_marl.core.run_folder import best_checkpoint, read_run
+from opencda_marl.core.run_folder import best_checkpoint, read_run, typed
 from opencda_marl.core.seeds import Branch, generator
 from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Schedule
@@ -59,9 +59,14 @@ def find_policy(policy: str | Path) -> Policy:
     path = Path(policy)
     if (path / "run.json").is_file():
         return Policy(name, best_checkpoint(path), path, read_run(path)["profile"])
-    if not path.exists():
+    if not path.exists() and not path.is_symlink() and not _among_checkpoints(path):
         known = ", ".join(sorted(CONTROLLERS.targets()))
         raise CheckpointError(f"there is no run, checkpoint or controller {name!r}", fix=f"controllers: {known}")
+    if path.is_dir() and not any((path / file).is_file() for file in ("manifest.json", "state.json", "config.yaml")):
+        raise CheckpointError(
+            f"{path} is neither a run (it has no run.json) nor a checkpoint (no manifest.json)",
+            fix="see what there is: opencda-marl runs list",
+        )
     checkpoint = read_checkpoint(path)
     return Policy(name, checkpoint.path, checkpoint.path, checkpoint.extra.get("profile"))
 
@@ -116,7 +121,7 @@ def evaluate(
         "seeds": [chosen[0], chosen[-1] + 1],
         "rate_vph": settings.demand.rate_vph,
         "decision_interval": settings.decision_interval,
-        "preference": settings.preference.fixed if settings.algorithm.startswith("pc") else None,
+        "preference": _preference(settings),
         "per_episode": [_short(record) for record in records],
     }
 
@@ -150,6 +155,18 @@ def run_episodes(
         if progress is not None:
             progress(episode, episodes)
     return records
+
+
+def _among_checkpoints(path: Path) -> bool:
+    """Does it name a checkpoint of a run, be it there or not?"""
+    return path.parent.name == "checkpoints" and path.parent.is_dir()
+
+
+def _preference(settings: RunSettings) -> str | list[float] | None:
+    """`grid`: each vehicle its own point of it; the vector that all have; None where there are no preferences."""
+    if not settings.algorithm.startswith("pc"):
+        return None
+    return "grid" if settings.preference.source == "grid" else list(settings.preference.fixed)
 
 
 def _for_evaluation(settings: RunSettings) -> RunSettings:
@@ -197,7 +214,8 @@ def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Iterator[
         raise CheckpointError(
             f"{policy.checkpoint} was trained on the observation {checkpoint.extra.get('observation')}, "
             f"but these settings have {[spec.name, spec.version]}",
-            fix="evaluate it with its own settings: leave -t out",
+            fix=f"evaluate it with its own settings, without -t and observation=: opencda-marl evaluate "
+            f"{typed(Path(policy.name))}",
         )
     with closing(make_learner(settings, spec, env.action_spec)) as learner:
         learner.load(checkpoint.state, weights_only=True)
@@ -217,8 +235,10 @@ def _short(record: EpisodeRecord) -> dict[str, Any]:
     }
 
 
-def _job(job: Mapping[str, Any], settings: RunSettings, seeds: range, profile: str | None) -> list[dict[str, Any]]:
-    """One policy at each rate, beside others: on one thread of the CPU."""
+def _job(
+    job: Mapping[str, Any], settings: RunSettings, seeds: range, profile: str | None, driven: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """One policy at each rate, beside others: on one thread of the CPU. `driven` is called after each episode."""
     settings = replace(settings, threads=1, device="cpu")
     rows = []
     for rate in job["rates_vph"]:
@@ -231,6 +251,7 @@ def _job(job: Mapping[str, Any], settings: RunSettings, seeds: range, profile: s
                 profile=profile,
                 seeds=seeds,
                 trajectory=Path(job["trajectory"]) if wanted else None,
+                progress=lambda _done, _total: driven(),
             )
         )
     return rows
@@ -241,7 +262,15 @@ def _main(arguments: Sequence[str]) -> None:
     end_with_parent()
     settings = from_run_folder(Path(request["config"]))
     seeds = range(*request["seeds"])
-    rows = [row for job in request["jobs"] for row in _job(job, settings, seeds, request.get("profile"))]
+    file = Path(request["answer"].replace(".answer.json", ".progress"))  # read by whoever waits for the answer
+    driven = 0
+
+    def count() -> None:
+        nonlocal driven
+        driven += 1
+        write_whole(file, str(driven).encode(), durable=False)
+
+    rows = [row for job in request["jobs"] for row in _job(job, settings, seeds, request.get("profile"), count)]
     answer(request, rows)
 
 

@@ -97,11 +97,27 @@ class Journal:
         return self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s) >= 1.0
 
     @property
+    def exact(self) -> bool:
+        """Is there a budget beside the clock?"""
+        return self._budget.exact
+
+    @property
+    def out_of_time(self) -> bool:
+        """Did `max_minutes` end the run before its episodes or steps were done?"""
+        counted = self._budget.counted(self.done.episodes, self.done.env_steps, 0.0)
+        return self.exact and counted < 1.0 and self.over
+
+    @property
     def counted(self) -> float:
         """For the learner's schedules: the share of the budget that is done."""
         episodes = self.done.episodes + min(1.0, self.steps / self.settings.max_steps)
         seconds = self.done.wall_s + time.perf_counter() - self._since
         return self._budget.counted(episodes, self.done.env_steps + self.steps, seconds)
+
+    def begin(self) -> None:
+        """The clock starts: what was set up before is no part of an episode."""
+        self._spans.take()
+        self._since = self._started = time.perf_counter()
 
     def begin_episode(self) -> bool:
         """Start counting; True if the episode's trajectories are wanted."""
@@ -174,7 +190,8 @@ class Journal:
         self._line = line
         progress = self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s)
         pace = (progress - self._from) / (self._since - self._started)
-        self._listener(EpisodeDone(line, progress, (1.0 - progress) / pace if pace > 0 else None))
+        with self._spans("log"):
+            self._listener(EpisodeDone(line, progress, (1.0 - progress) / pace if pace > 0 else None))
 
     def save(self, *, judged: bool = True) -> None:
         """Bring the boundary's state to the disk, unless it is there.
@@ -208,7 +225,6 @@ class Journal:
         try:
             found = self.evaluation.poll(wait=wait)
         except OpenCDAError as error:
-            self.folder.log(f"held-out evaluation failed: {error}")
             self._listener(Note(f"held-out evaluation failed; training goes on. {error}"))
             return
         if found is None:
@@ -232,7 +248,6 @@ class Journal:
         note = str(found.pop("note", f"update_mode auto: {self._mode}"))
         facts = read_run(self.folder.path)
         self.folder.write_run({**facts, "init": {**facts["init"], **found}})
-        self.folder.log(note)
         self._listener(Note(note))
 
     def _check_acting(self, record: EpisodeRecord) -> None:
@@ -276,7 +291,6 @@ class Journal:
         replaced = self.evaluation.ask(name, request)
         if replaced is not None:
             text = f"held-out evaluation is slower than training: {replaced} was skipped"
-            self.folder.log(text)
             self._listener(Note(f"{text}; a larger eval_every avoids that"))
 
     def _save_trajectory(self, record: EpisodeRecord, trajectory: Mapping[str, np.ndarray]) -> None:

@@ -15,9 +15,9 @@ from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.children import run_all
 from opencda_marl.core.errors import CheckpointError, Interrupted
-from opencda_marl.core.files import write_whole, writing
+from opencda_marl.core.files import storage_error, write_whole, writing
 from opencda_marl.core.machine import cores
-from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run, typed
+from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, read_run, typed
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
@@ -55,28 +55,41 @@ class Report:
 
 
 def final_report(
-    run: Path, *, progress: Callable[[str, float], None] | None = None, workers: int | None = None
+    run: Path, *, progress: Callable[[str, int, int], None] | None = None, workers: int | None = None
 ) -> Report:
     """Choose a checkpoint on the selection seeds, measure it beside the controllers on the held-out ones, draw.
 
     Args:
         run: the run folder; its settings say which seeds, rates and controllers.
-        progress: hears what is being done and the share that is done.
+        progress: hears what is being done, and how many of how many episodes are.
         workers: child processes at once; None: one a core.
 
     Raises:
         CheckpointError: the run has no checkpoint.
         Interrupted: somebody asked to stop; the run itself is complete.
+        StorageError: the run folder cannot be written, or was removed.
         OpenCDAError: an evaluation failed.
     """
+    try:
+        return _report(run, progress or _deaf, max(1, workers or cores()))
+    except BrokenPipeError:  # whoever read our output is gone: that is no matter of the disk
+        raise
+    except OSError as error:
+        raise storage_error(error, run) from error
+
+
+def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> Report:
     settings = from_run_folder(run)
-    tell = progress or _deaf
-    at_once = max(1, workers or cores())
     with StopRequest() as stop:
 
         def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
-            def going_on(done: int) -> bool:
-                tell(what, done / len(requests))
+            files = [progress_file(run, name) for name in requests]
+            total = sum(_episodes(request) for request in requests.values())
+            for file in files:  # of an earlier table
+                file.unlink(missing_ok=True)
+
+            def going_on(_done: int) -> bool:
+                tell(what, sum(map(_count, files)), total)
                 return not stop.requested()
 
             found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
@@ -89,7 +102,7 @@ def final_report(
 
         checkpoint = _choose(run, settings, jobs)
         rows = _measure(run, settings, checkpoint, jobs)
-    tell("plots", 0.0)
+    tell("plots", 0, 0)
     table = run / "plots" / "comparison.md"
     with writing(table):
         table.parent.mkdir(exist_ok=True)
@@ -99,7 +112,6 @@ def final_report(
         learning_plot(read_episodes(run), read_metrics(run), run / "plots" / "learning.png"),
         _draw_traffic(run, settings, rows[0]["policy"]),
     ]
-    tell("plots", 1.0)
     return Report(rows, checkpoint, table, plots, next_line(run))
 
 
@@ -198,5 +210,17 @@ def _request(run: Path, seeds: Sequence[int], policy: str, rates: Sequence[float
     }
 
 
-def _deaf(_what: str, _share: float) -> None:
+def _episodes(request: Mapping[str, Any]) -> int:
+    return len(range(*request["seeds"])) * sum(len(job["rates_vph"]) for job in request["jobs"])
+
+
+def _count(file: Path) -> int:
+    """Episodes that a child has driven; it may not have begun."""
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _deaf(_what: str, _done: int, _total: int) -> None:
     return None

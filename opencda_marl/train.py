@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.assemble import make_env, make_learner, make_roads, make_simulator, quiet_process
+from opencda_marl.assemble import (
+    kernels_are_kept,
+    make_env,
+    make_learner,
+    make_roads,
+    make_simulator,
+    quiet_process,
+    warm_up,
+)
 from opencda_marl.config import changes, config_hash, from_run_folder, require_budget, to_yaml
 from opencda_marl.core.checkpoint import Checkpoint, read_checkpoint
 from opencda_marl.core.errors import (
@@ -25,12 +33,13 @@ from opencda_marl.core.errors import (
     NotFiniteError,
     SimulatorError,
 )
-from opencda_marl.core.events import Finished, Listener, Note, Started, TrainEvent
+from opencda_marl.core.events import Beat, Finished, Listener, Note, Started, TrainEvent
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
 from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run, typed
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, ObservationSpec
+from opencda_marl.core.speech import Speech, counted
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import Done, Journal
@@ -54,7 +63,8 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
     while not journal.over and not stop.requested():
         traced = journal.begin_episode()
         env.record_trajectory(traced)
-        step = env.reset(journal.episode)
+        with spans("reset"):
+            step = env.reset(journal.episode)
         empty = step.steps  # before the first vehicle came; counted with its first decision
         while not step.done:
             observation = step.observation
@@ -85,6 +95,7 @@ def train(
     listener: Listener | None = None,
     profile: str | None = None,
     root: Path = Path("runs"),
+    report: Callable[[RunFolder], None] | None = None,
 ) -> TrainResult:
     """Train until the budget is used up.
 
@@ -96,12 +107,12 @@ def train(
         listener: hears events; for display.
         profile: name of the profile, for the record.
         root: where runs live.
+        report: makes what the run ends with, if `evaluation.final`; the run is not over before, and stays locked.
 
     Raises:
         Interrupted: somebody asked to stop; what is lost and how to go on is in the message.
         ConfigError, CheckpointError, StorageError, SimulatorError, …: see core/errors.py.
     """
-    hear = listener or _deaf
     if resume is not None:
         settings = _resumed_settings(settings, resume)
         folder = RunFolder.resume(resume, keep=settings.keep)
@@ -116,27 +127,46 @@ def train(
         if resume is None:
             folder.write_config(to_yaml(settings))
             folder.write_run(_facts(settings, profile, None if policy is None else policy.path))
-        return _run(folder, settings, stop, hear)
+        hear = _Telling(folder, listener)
+        try:
+            result = _run(folder, settings, stop, hear)
+        finally:
+            hear.rest()
+        if report is not None and settings.evaluation.final:
+            folder.beat("evaluating")
+            report(folder)
+        folder.beat("finished", progress=1.0, **result.summary)
+        return result
 
 
 def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener) -> TrainResult:
     """From the files of a run folder to the end of its budget."""
     spans = Spans(enabled=settings.recording.spans)
     facts = read_run(folder.path)
+    if not kernels_are_kept():
+        folder.beat("compiling")
+        hear(Note("compiling kernels once, which takes some twenty seconds …"))
+        hear(Beat({"phase": "compiling"}))
     simulator = make_simulator(settings, make_roads(settings), spans=spans)
     with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
         learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec)
         with closing(learner):
             done = _restore(folder, learner, facts, env)
             _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
+            warm_up(settings, simulator, learner)
             journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear)
             with closing(journal):
                 journal.boundary = learner.state() if done.episodes == 0 else None
+                nothing_left = journal.over
                 with _guarded(folder, journal), _no_surprise_collections():
+                    journal.begin()
                     run_loop(env, learner, journal, stop, spans)
                 if not journal.over:
                     _stopped(folder, journal)
-                return _finish(folder, settings, journal, stop, hear)
+                result = _finish(folder, settings, journal, stop)
+                hear(Finished(result.summary))
+                _say_why(folder, settings, journal, hear, nothing_left=nothing_left)
+                return result
 
 
 @contextmanager
@@ -180,9 +210,28 @@ def _again(folder: RunFolder, fix: str | None) -> str:
     return f"{fix}; then continue with: {command}" if fix else f"continue with: {command}"
 
 
-def _finish(
-    folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest, hear: Listener
-) -> TrainResult:
+def _say_why(folder: RunFolder, settings: RunSettings, journal: Journal, hear: Listener, *, nothing_left: bool) -> None:
+    """Say so when the clock ended the run, or when there was nothing to do; run.json must not promise more."""
+    if not (journal.out_of_time or nothing_left):
+        return
+    done = journal.done
+    by_steps = settings.max_episodes is None and settings.max_env_steps is not None
+    unit, count, budget = ("episode", done.episodes, settings.max_episodes)
+    if by_steps:
+        unit, count, budget = ("step", done.env_steps, settings.max_env_steps)
+    stands = counted(count, unit)
+    more = f"{'max_env_steps' if by_steps else 'max_episodes'}={2 * count}"
+    if settings.max_minutes is not None and (journal.out_of_time or not journal.exact):
+        more = f"max_minutes={3 * settings.max_minutes:g}"
+    if journal.out_of_time and budget is not None:
+        stands = f"stopped by max_minutes at {count} of {counted(budget, unit)}"
+        told = f"{stands}: another run of this config ends where its own clock says"
+        folder.write_run({**read_run(folder.path), "identity": told})
+    said = f"nothing was trained, the budget is used up: {stands}" if nothing_left else stands
+    hear(Note(f"{said}; go on with: opencda-marl run --resume {typed(folder.path)} {more}"))
+
+
+def _finish(folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest) -> TrainResult:
     journal.save()
     while journal.evaluation.names and not stop.requested():
         folder.beat("evaluating")
@@ -204,9 +253,6 @@ def _finish(
         "best": str(best_checkpoint(folder.path)),
         "peak_memory_mib": peak_memory_mib(),
     }
-    folder.beat("finished", progress=1.0, **summary)
-    folder.log(f"finished: {summary}")
-    hear(Finished(summary))
     return TrainResult(folder.path, settings, lines[-1], summary)
 
 
@@ -276,7 +322,6 @@ def _settled(settings: RunSettings, facts: dict[str, Any]) -> RunSettings:
 
 def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -> dict[str, Any]:
     """run.json of a fresh run."""
-    exact = settings.max_episodes is not None or settings.max_env_steps is not None
     return {
         "profile": profile,
         "algorithm": settings.algorithm,
@@ -287,12 +332,18 @@ def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -
         "git": git_commit(Path(__file__).resolve().parent),
         "hashes": {"config": config_hash(settings)},
         "threads": settings.threads,
-        "identity": "two runs of this config, with the same update_mode and threads, are equal bit for bit"
-        if exact
-        else "max_minutes alone steers the learning rate here: two runs differ, because clocks do",
+        "identity": _identity(settings),
         "init_from": None if init_from is None else str(init_from.resolve()),
         "resumed": [],
     }
+
+
+def _identity(settings: RunSettings) -> str:
+    """What can be said in advance of a second run of these settings."""
+    if settings.max_episodes is None and settings.max_env_steps is None:
+        return "max_minutes alone steers the learning rate here: two runs differ, because clocks do"
+    equal = "two runs of this config, with the same update_mode and threads, are equal bit for bit"
+    return equal if settings.max_minutes is None else f"{equal}, as far as max_minutes lets both of them go"
 
 
 def _announce(
@@ -320,15 +371,13 @@ def _announce(
     again = {"episode": done.episodes, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
     resumed = [*facts["resumed"], again] if "init" in facts else facts["resumed"]
     folder.write_config(to_yaml(settings))
-    folder.write_run({**facts, "init": init, "resumed": resumed})
-    folder.log("init  " + "  ".join(f"{key}={value}" for key, value in init.items()))
+    folder.write_run({**facts, "identity": _identity(settings), "init": init, "resumed": resumed})
     hear(Started(folder.path, init, done.episodes))
     if settings.threads > cores():
         notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
     if facts["versions"] != versions():
         notes.append("versions differ from those that the run began with (see run.json): the last bits may differ")
     for note in notes:
-        folder.log(note)
         hear(Note(note))
 
 
@@ -343,5 +392,20 @@ def _no_surprise_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _deaf(_event: TrainEvent) -> None:
-    return None
+class _Telling:
+    """Tells the listener what happens, and writes down in log.txt what there is to say about it."""
+
+    def __init__(self, folder: RunFolder, listener: Listener | None) -> None:
+        self._folder, self._listener = folder, listener
+        self._speech = Speech()
+
+    def __call__(self, event: TrainEvent) -> None:
+        for line in self._speech(event):
+            self._folder.log(line)
+        if self._listener is not None:
+            self._listener(event)
+
+    def rest(self) -> None:
+        """Write down what was not yet spoken of."""
+        for line in self._speech.rest():
+            self._folder.log(line)

@@ -91,7 +91,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     folder = _followed(path)
     if not folder.is_dir():
-        raise CheckpointError(f"there is no checkpoint {path}", fix="see what a run holds: opencda-marl runs list")
+        raise CheckpointError(f"there is no checkpoint {path}", fix=_others(path))
     contents = {name: _verified(folder / name, facts) for name, facts in _manifest(folder).items()}
     try:
         tensors = load_tensors(contents[_TENSORS])
@@ -102,6 +102,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 _OTHER = "take another one: checkpoints/best, or checkpoints/episode_N"
+
+
+def _others(path: Path) -> str:
+    """What to say where a checkpoint is missing: which ones there are beside it."""
+    if path.parent.name != "checkpoints" or not path.parent.is_dir():
+        return "see what there is: opencda-marl runs list"
+    beside = Checkpoints(path.parent)
+    links = [name for name in ("best", "latest") if (path.parent / name).exists()]
+    known = ", ".join([*links, *(f"episode_{number}" for number in beside.numbered())])
+    return f"there are: {known}" if known else "there are none: train longer"
 
 
 def _manifest(folder: Path) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,8 @@ import shlex
 import socket
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,6 +42,7 @@ __all__ = [
     "best_checkpoint",
     "check_run_folder",
     "is_running",
+    "progress_file",
     "read_config",
     "read_episodes",
     "read_metrics",
@@ -243,7 +245,7 @@ class RunFolder:
 
 
 def _fresh(root: Path, name: str) -> Path:
-    with writing(root):
+    with _making(root):
         root.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, 10_000):
             path = root / (name if attempt == 1 else f"{name}-{attempt}")
@@ -255,8 +257,22 @@ def _fresh(root: Path, name: str) -> Path:
     raise StorageError(f"{root} holds 10,000 runs named {name}", fix="clear it: opencda-marl runs clean")
 
 
+@contextmanager
+def _making(path: Path) -> Iterator[None]:
+    """Like `writing`, for a folder that never was: it is not gone, it cannot be made."""
+    try:
+        with writing(path):
+            yield
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise StorageError(
+                f"the folder {path} cannot be made: {error.__cause__.strerror}", fix="choose another folder with --out"
+            ) from error.__cause__
+        raise
+
+
 def _given(out: Path) -> Path:
-    with writing(out):
+    with _making(out):
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
             raise StorageError(
@@ -291,6 +307,11 @@ def typed(path: Path) -> str:
     here = Path.cwd()
     shown = str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
     return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
+
+
+def progress_file(path: Path, name: str) -> Path:
+    """Where a child that evaluates for the run `path` writes how many episodes it has driven."""
+    return path / "evaluations" / f"{name}.progress"
 
 
 def is_running(path: Path) -> bool:

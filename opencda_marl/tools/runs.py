@@ -10,7 +10,14 @@ from typing import Any
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError, StorageError
 from opencda_marl.core.files import remove_tree, writing
-from opencda_marl.core.run_folder import check_run_folder, is_running, read_episodes, read_run, read_status
+from opencda_marl.core.run_folder import (
+    RunFolder,
+    check_run_folder,
+    is_running,
+    read_episodes,
+    read_run,
+    read_status,
+)
 
 __all__ = ["list_runs", "removable", "remove"]
 
@@ -49,7 +56,10 @@ def _size(path: Path) -> tuple[int, float]:
     total, updated = 0, path.stat().st_mtime
     for folder, _, names in os.walk(path):
         for name in names:
-            found = (Path(folder) / name).lstat()
+            try:
+                found = (Path(folder) / name).lstat()
+            except FileNotFoundError:  # a running one replaces its files
+                continue
             total += found.st_size
             updated = max(updated, found.st_mtime)
     return total, updated
@@ -86,7 +96,7 @@ def remove(path: Path) -> None:
         StorageError: it cannot be removed.
     """
     removable(path.parent, named=[path])
-    with writing(path):
+    with RunFolder.resume(path), writing(path):  # nobody begins to work in it meanwhile
         remove_tree(path)
     if path.exists():
         raise StorageError(f"{path} could not be removed entirely", fix="check its permissions")

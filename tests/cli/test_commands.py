@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,22 @@ class Result:
     run_dir: Path
     settings: RunSettings
     last: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """In place of a run folder that is being written."""
+
+    path: Path
+    said: list[str] = field(default_factory=list)
+
+    def beat(self, phase: str, **_: Any) -> None:
+        self.said.append(phase)
+
+    def log(self, text: str) -> None:
+        assert self.said == ["evaluating", "evaluating"]
+        assert text.startswith("Held-out traffic, the same for everybody\npolicy")
+        assert "type this next" in text
 
 
 class Owner(ModuleType):
@@ -61,9 +77,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Owner]:
 
 @pytest.fixture
 def trainer(stand_in: Callable[..., Owner], tmp_path: Path) -> Owner:
-    def train(*, settings: RunSettings, listener: Callable[[Any], None], **_: Any) -> Result:
+    def train(
+        *, settings: RunSettings, listener: Callable[[Any], None], report: Callable[[Folder], None], **_: Any
+    ) -> Result:
         print("what a library prints")  # noqa: T201
         listener(Note("something to know"))
+        if settings.evaluation.final:
+            report(Folder(tmp_path / "runs/x"))
         return Result(tmp_path / "runs/x", replace(settings), {"episode": 3, "return": 1.5})
 
     stand_in("report", next_line=lambda run: f"Everything is in {run}.")
@@ -143,9 +163,9 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
         plots: list[Path]
         next: str
 
-    def final_report(run: Path, *, progress: Callable[[str, float], None]) -> Report:
-        progress("held-out traffic", 0.0)
-        progress("held-out traffic", 0.5)
+    def final_report(run: Path, *, progress: Callable[[str, int, int], None]) -> Report:
+        progress("held-out traffic", 0, 120)
+        progress("held-out traffic", 40, 120)
         return Report(
             [{"policy": "random", "success_rate": 0.43}], run / "t.md", [run / "learning.png"], "type this next"
         )
@@ -154,7 +174,8 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
     report.COLUMNS = {"policy": "policy", "success_rate": "success %"}
     said = typed("run", "-t", QUICKSTART)
     assert said.code == 0, said.err
-    assert said.out.count("held-out traffic …") == 1
+    assert said.out.count("held-out traffic: 0 of 120 episodes") == 1
+    assert not any(line.endswith(" ") for line in said.out.splitlines())
     for words in ("random", "0.43", "learning.png", "type this next"):
         assert words in said.out
 
@@ -170,7 +191,7 @@ def evaluator(stand_in: Callable[..., Owner]) -> Owner:
         named["progress"](1, 2)
         seeds = named["seeds"] or range(9000, 9010)
         facts = {"policy": policy, "profile": named["profile"], "checkpoint": None, "vehicles": 9, "episodes": 2}
-        return {**facts, "seeds": [seeds.start, seeds.stop], **figures, "near_miss_rate": None}
+        return {**facts, "seeds": [seeds.start, seeds.stop], **figures, "near_miss_rate": None, "preference": "grid"}
 
     @dataclass
     class Found:
@@ -188,6 +209,7 @@ def test_evaluate_hands_over_seeds_and_episodes(typed: Typed, evaluator: Owner) 
     assert call["settings"].demand.rate_vph == 300.0
     assert "25.0 %" in said.out
     assert "seeds 10:30" in said.out
+    assert "preference   grid" in said.out
 
 
 def test_evaluate_json_has_the_names_that_programs_read(typed: Typed, evaluator: Owner) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from opencda_marl.cli_answers import answering
+from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Finished, Note, Started
-from opencda_marl.display import TrainingDisplay, number, percent, seconds, show_facts, show_table
+from opencda_marl.core.speech import number, percent, seconds
+from opencda_marl.display import TrainingDisplay, as_typed, program, show_facts, show_table
+from opencda_marl.display_results import following
 
 
 def line(episode: int, **more: Any) -> dict[str, Any]:
@@ -126,3 +135,93 @@ def test_nothing_is_folded_in_a_pipe() -> None:
     text = out.getvalue()
     assert len(text.splitlines()) == 4
     assert "[red]text[/red]" in text
+
+
+def test_the_last_episode_comes_before_the_end() -> None:
+    console, out = plain()
+    with TrainingDisplay(console, clock=lambda: 0.0) as display:
+        for episode in (1, 2):
+            display(EpisodeDone(line(episode), episode / 2, 0.0))
+        display(Finished({"episodes": 1, "env_steps": 2000, "training_s": 61.0}))
+    starts = [text.split("  ")[0] for text in out.getvalue().splitlines()]
+    assert starts == ["episode 1", "episode 2", "trained: 1 episode, 2000 steps in 1:01"]
+
+
+def test_progress_in_a_pipe_is_a_line_every_15_seconds() -> None:
+    console, out = plain()
+    now = [0.0]
+    with following(console, clock=lambda: now[0]) as tell:
+        for done in range(121):
+            tell("held-out traffic", done, 120)
+            now[0] += 0.5
+        tell("plots", 0, 0)
+    assert out.getvalue().splitlines() == [
+        "held-out traffic: 0 of 120 episodes",
+        "held-out traffic: 30 of 120 episodes, 0:45 left",
+        "held-out traffic: 60 of 120 episodes, 0:30 left",
+        "held-out traffic: 90 of 120 episodes, 0:15 left",
+        "held-out traffic: 120 of 120 episodes, 0:00 left",
+        "plots …",
+    ]
+
+
+def test_progress_in_a_terminal_stands_in_one_line() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, highlight=False, legacy_windows=False)
+    with following(console) as tell:
+        tell("held-out traffic", 40, 120)
+        time.sleep(0.3)  # rich draws by itself, some times a second
+    assert "40 of 120 episodes" in out.getvalue()
+
+
+def test_no_line_of_a_table_ends_in_spaces() -> None:
+    console, out = plain()
+    show_table(console, ("a", "b"), [["x", ""], ["[y]", "1234"]], title="title", text=2)
+    assert out.getvalue().splitlines() == ["title", "a    b", "x", "[y]  1234"]
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A virtual environment with our script, and a shell that knows none."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "opencda-marl"):
+        (folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "cli.py")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    program.cache_clear()
+    yield folder
+    program.cache_clear()
+
+
+def test_commands_run_as_typed(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_typed("opencda-marl run x; update opencda-marl, or `opencda-marl runs list`") == (
+        ".venv/bin/opencda-marl run x; update opencda-marl, or `.venv/bin/opencda-marl runs list`"
+    )
+    assert as_typed("/a/opencda-marl run") == "/a/opencda-marl run"
+    monkeypatch.setenv("PATH", str(installed))
+    program.cache_clear()
+    assert program() == "opencda-marl"
+    (installed / "opencda-marl").unlink()
+    program.cache_clear()
+    assert program() == "python -m opencda_marl.cli"
+    monkeypatch.setenv("PATH", "")
+    program.cache_clear()
+    assert program() == ".venv/bin/python -m opencda_marl.cli"
+
+
+def test_another_installation_on_the_path_is_not_this_one(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opencda-marl").touch(mode=0o755)
+    assert program() == ".venv/bin/opencda-marl"
+
+
+def test_what_is_printed_carries_the_program(installed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), answering(True):
+        raise ConfigError("what", fix="opencda-marl runs list [all]")
+    out, err = capfd.readouterr()
+    assert "fix: .venv/bin/opencda-marl runs list [all]" in err
+    assert json.loads(out)["fix"] == ".venv/bin/opencda-marl runs list [all]"

@@ -267,3 +267,10 @@ def test_a_full_disk_ends_with_its_own_error(tmp_path: Path) -> None:
 def test_something_that_is_no_json_value_is_a_defect(tmp_path: Path) -> None:
     with _made(tmp_path / "run") as folder, pytest.raises(TypeError, match="object"):
         folder.episode({"episode": object()})
+
+
+def test_a_folder_that_cannot_be_made_is_not_called_gone() -> None:
+    for wanted in ({"out": Path("/proc/x")}, {"out": None, "root": Path("/proc/x")}):
+        with pytest.raises(StorageError, match="/proc/x cannot be made") as caught:
+            RunFolder.create(**wanted)
+        assert "--out" in str(caught.value.fix)

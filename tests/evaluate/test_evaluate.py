@@ -132,6 +132,24 @@ def test_what_cannot_be_evaluated(run: Path, tmp_path: Path) -> None:
     assert find_policy("priority").checkpoint is None
 
 
+def test_what_is_missing_is_said_with_what_there_is(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is neither a run .* nor a checkpoint"):
+        evaluate(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no checkpoint") as caught:
+        evaluate(run / "checkpoints" / "episode_7")
+    assert caught.value.fix == "there are: best, latest, episode_1, episode_2"
+    with pytest.raises(CheckpointError, match="was trained on the observation") as caught:
+        evaluate(run / "checkpoints" / "episode_2")
+    assert caught.value.fix is not None
+    assert caught.value.fix.endswith(f"opencda-marl evaluate {run / 'checkpoints' / 'episode_2'}")
+
+
+def test_a_grid_of_preferences_is_called_so(run: Path) -> None:
+    settings = _settings("preference.source=grid", "max_steps=100")
+    assert evaluate(run, settings=settings, seeds=range(9000, 9001))["preference"] == "grid"
+    assert evaluate("random", settings=_settings("algorithm=mappo"), seeds=range(1))["preference"] is None
+
+
 def test_a_child_answers_the_same(run: Path, tmp_path: Path) -> None:
     here = evaluate(run / "checkpoints" / "episode_1", seeds=range(9000, 9001))
     request = tmp_path / "request.json"

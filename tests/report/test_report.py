@@ -14,7 +14,7 @@ import pytest
 
 from opencda_marl import report as module
 from opencda_marl.config import to_yaml
-from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError
+from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError, StorageError
 from opencda_marl.core.run_folder import RunFolder
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.report import COLUMNS, cell, final_report, markdown, next_line
@@ -51,8 +51,13 @@ class _Jobs:
         self.asked: dict[str, Any] = {}
         self.scores = scores
 
-    def __call__(self, _module: str, requests: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+    def __call__(self, _module: str, requests: Mapping[str, Any], *, folder: Path, **more: Any) -> dict[str, Any]:
         self.asked.update(requests)
+        more["going_on"](0)
+        for name, request in requests.items():  # as a child does
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.progress").write_text(str(len(request["jobs"][0]["rates_vph"])))
+            more["going_on"](0)
         answers = {}
         for name, request in requests.items():
             (job,) = request["jobs"]
@@ -148,3 +153,30 @@ def test_the_table_reads_well() -> None:
 
 def test_the_next_line_can_be_typed() -> None:
     assert "opencda-marl evaluate 'my runs/it'\"'\"'s'" in next_line(Path("my runs/it's"))
+
+
+def test_progress_counts_episodes_of_all_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_plots: None
+) -> None:
+    monkeypatch.setattr(module, "run_all", _Jobs({}))
+    heard: list[tuple[str, int, int]] = []
+    run = _run(tmp_path / "run", (1, 2), best=1)
+    for _ in range(2):  # what an earlier table left does not count
+        heard.clear()
+        final_report(run, progress=lambda *told: heard.append(told))
+        # two checkpoints, two rates, two seeds; then three policies, two rates, three seeds
+        assert heard[:3] == [("choosing a checkpoint", done, 8) for done in (0, 2, 4)]
+        assert heard[3:] == [*(("held-out traffic", done, 18) for done in (0, 2, 4, 6)), ("plots", 0, 0)]
+
+
+def test_a_run_that_somebody_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_plots: None
+) -> None:
+    run = _run(tmp_path / "run", (1,), best=1)
+
+    def jobs(*_: Any, **__: Any) -> dict[str, Any]:
+        raise FileNotFoundError(2, "No such file or directory", "evaluations/policy.answer.json")
+
+    monkeypatch.setattr(module, "run_all", jobs)
+    with pytest.raises(StorageError, match="the folder is gone"):
+        final_report(run)

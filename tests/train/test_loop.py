@@ -30,7 +30,8 @@ from opencda_marl.core.run_folder import RunFolder, read_config, read_episodes, 
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.journal import TIMING_FIELDS
 from opencda_marl.settings.learning import MappoSettings
-from opencda_marl.settings.run import RecordingSettings, RunSettings
+from opencda_marl.settings.run import EvaluationSettings, RecordingSettings, RunSettings
+from opencda_marl.tools.runs import removable, remove
 from opencda_marl.train import train
 
 SETTINGS = RunSettings(
@@ -70,6 +71,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         made.prepare(made.env, made.learner)
         return made.learner
 
+    monkeypatch.setattr(module, "kernels_are_kept", lambda: True)
+    monkeypatch.setattr(module, "warm_up", lambda *_: None)
     monkeypatch.setattr(module, "make_simulator", make_simulator)
     monkeypatch.setattr(module, "make_env", make_env)
     monkeypatch.setattr(module, "make_learner", make_learner)
@@ -440,3 +443,70 @@ def test_time_is_accounted_for(tmp_path: Path, made: Made) -> None:
     for line in read_episodes(tmp_path / "run"):
         assert 0 < sum(line["spans"].values()) <= line["wall_s"]
         assert line["ms_per_step"] == pytest.approx(1e3 * line["wall_s"] / line["steps"])
+
+
+_REPORTED = replace(SETTINGS, evaluation=EvaluationSettings(final=True))
+
+
+def test_the_run_is_not_over_before_its_report_is(tmp_path: Path, made: Made) -> None:
+    """Somebody who cleans up meanwhile must find it at work: phase and lock."""
+    seen: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def report(folder: RunFolder) -> None:
+        seen.append((read_status(folder.path)["phase"], removable(tmp_path, keep=0)))
+        with pytest.raises(CheckpointError, match="is running"):
+            remove(folder.path)
+
+    train(_REPORTED, out=tmp_path / "run", report=report)
+    assert seen == [("evaluating", [])]
+    assert read_status(tmp_path / "run")["phase"] == "finished"
+    train(SETTINGS, out=tmp_path / "other", report=report)
+    assert len(seen) == 1
+
+
+def test_a_report_that_fails_is_not_finished(tmp_path: Path, made: Made) -> None:
+    def report(_folder: RunFolder) -> None:
+        raise StorageError("the disk is full")
+
+    with pytest.raises(StorageError):
+        train(_REPORTED, out=tmp_path / "run", report=report)
+    assert read_status(tmp_path / "run")["phase"] == "failed"
+
+
+def _notes(**wanted: Any) -> list[str]:
+    notes: list[str] = []
+    train(listener=lambda event: notes.append(event.text) if isinstance(event, Note) else None, **wanted)
+    return notes
+
+
+def test_a_run_that_the_clock_ended_says_so(tmp_path: Path, made: Made) -> None:
+    run = tmp_path / "run"
+    settings = replace(SETTINGS, max_minutes=1e-9)
+    (note,) = _notes(settings=settings, out=run)
+    assert note.startswith("stopped by max_minutes at 1 of 6 episodes; go on with: opencda-marl run --resume ")
+    assert note.endswith(" max_minutes=3e-09")
+    assert "bit" not in read_run(run)["identity"]
+    assert "1 of 6 episodes" in read_run(run)["identity"]
+    (note,) = _notes(resume=run)
+    assert note.startswith("nothing was trained, the budget is used up: stopped by max_minutes at 1 of 6 episodes")
+    assert _notes(settings=replace(settings, max_minutes=9.0), resume=run) == []
+    assert "bit for bit, as far as max_minutes" in read_run(run)["identity"]
+    (note,) = _notes(settings=replace(settings, max_episodes=None, max_env_steps=300), out=tmp_path / "steps")
+    assert "at 100 of 300 steps; go on" in note
+
+
+def test_a_budget_that_is_used_up_is_said(tmp_path: Path, made: Made) -> None:
+    train(SETTINGS, out=tmp_path / "run")
+    (note,) = _notes(settings=replace(SETTINGS, max_episodes=1), resume=tmp_path / "run")
+    assert note.startswith("nothing was trained, the budget is used up: 6 episodes; go on with: ")
+    assert note.endswith(" max_episodes=12")
+
+
+def test_the_log_holds_what_was_said(tmp_path: Path, made: Made) -> None:
+    made.notes = ("TraCI is slow",)
+    train(SETTINGS, out=tmp_path / "run")
+    said = [line.split("  ", 1)[1] for line in (tmp_path / "run/log.txt").read_text().splitlines()]
+    starts = ["run: ", "init: algorithm=mappo", "note: TraCI", "episode 1  ", "episode 6  ", "trained: 6 "]
+    assert len(said) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(said, starts, strict=True)), said
+    assert not any("{" in line for line in said)

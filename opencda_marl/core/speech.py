@@ -1,0 +1,116 @@
+"""What a run says, as plain lines: for a pipe, and for log.txt. Figures in words, for whoever shows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opencda_marl.core.events import EpisodeDone, Evaluated, Finished, Note, Started, TrainEvent
+from opencda_marl.core.spans import SPANS
+
+__all__ = ["Speech", "averages", "counted", "number", "percent", "seconds", "spans_in_words"]
+
+_EVERY = 10.0  # [s] between two lines of episodes
+
+_INIT = ("algorithm", "device", "acting_device", "threads", "torch", "encoder", "update_mode", "parameters", "backend")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number, `-` for none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share of 1 in percent, `-` for none."""
+    return "-" if value is None else f"{100.0 * value:.1f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration [s] as 1:05 or 2:01:05, `-` for none."""
+    if value is None:
+        return "-"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+class Speech:
+    """Events of training -> lines; episodes are averaged over ten seconds.
+
+    Args:
+        clock: [s]; for tests.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._unsaid: list[dict[str, Any]] = []  # episodes since the last line
+        self._said_at = -_EVERY
+        self._progress = 0.0
+        self._eta: float | None = None
+
+    def __call__(self, event: TrainEvent) -> list[str]:
+        """What there is to say now; often nothing."""
+        match event:
+            case EpisodeDone(line, progress, eta):
+                self._unsaid.append(line)
+                self._progress, self._eta = progress, eta
+                return self.rest() if self._clock() - self._said_at >= _EVERY else []
+            case Started(run_dir, init, episode):
+                chosen = "  ".join(f"{key}={init[key]}" for key in _INIT if key in init)
+                return [f"{'resumed' if episode else 'run'}: {run_dir}", f"init: {chosen}"]
+            case Evaluated(episode, rows):
+                found = ", ".join(f"{percent(r['success_rate'])} % at {number(r['rate_vph'], 0)} vph" for r in rows)
+                return [f"held-out traffic, policy of episode {episode}: success {found}"]
+            case Note(text):
+                return [f"note: {text}"]
+            case Finished(summary):
+                done = f"{counted(summary['episodes'], 'episode')}, {counted(summary['env_steps'], 'step')}"
+                return [*self.rest(), f"trained: {done} in {seconds(summary['training_s'])}"]
+        return []
+
+    def rest(self) -> list[str]:
+        """Episodes that were not yet spoken of, as one line."""
+        if not self._unsaid:
+            return []
+        mean, last = averages(self._unsaid), self._unsaid[-1]
+        self._unsaid = []
+        self._said_at = self._clock()
+        return [
+            f"episode {last['episode']}  return {number(mean['return'], 2)}  success {percent(mean['success'])} %  "
+            f"collisions {percent(mean['collisions'])} %  {number(mean['ms'], 2)} ms/step "
+            f"({spans_in_words(mean['spans'], ' ')})  "
+            f"{percent(self._progress)} % done, {seconds(self._eta)} left"
+        ]
+
+
+def spans_in_words(spans: Mapping[str, float], between: str) -> str:
+    """Milliseconds by span, without those that are next to nothing."""
+    return between.join(f"{name} {value:.2f}" for name, value in spans.items() if value >= 0.005)
+
+
+def averages(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Figures of several episodes: rates pooled over vehicles, times over steps."""
+    ended = sum(line["arrived"] + line["collided"] + line["removed"] for line in lines)
+    steps = sum(line["steps"] for line in lines)
+    named = {name for line in lines for name in line["spans"]}
+    order = [*(name for name in SPANS if name in named), *sorted(named - {*SPANS})]
+    return {
+        "rate": _mean([line["rate_vph"] for line in lines]),
+        "return": _mean([line["return"] for line in lines]),
+        "delay": _mean([line["mean_delay_s"] for line in lines]),
+        "success": sum(line["arrived"] for line in lines) / ended if ended else None,
+        "collisions": sum(line["collided"] for line in lines) / ended if ended else None,
+        "ms": 1000.0 * sum(line["wall_s"] for line in lines) / max(1, steps),
+        "spans": {name: 1000.0 * sum(line["spans"].get(name, 0.0) for line in lines) / max(1, steps) for name in order},
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
