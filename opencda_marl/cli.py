@@ -46,6 +46,7 @@ ProfileName = Annotated[str, typer.Option("-t", "--profile", help="Profile, e.g.
 MaybeProfile = Annotated[str | None, typer.Option("-t", "--profile", help="Profile; see 'opencda-marl list profiles'.")]
 ConfigRoot = Annotated[Path | None, typer.Option(help="Folder of profiles instead of the bundled one.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Settings, e.g. learner.epochs=2.")]
+KeepRuns = Annotated[bool, typer.Option("--keep", help="Leave the run folders there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout's last line, the rest on stderr.")]
 Runs = Annotated[Path, typer.Option("--root", help="Folder of runs.")]
 
@@ -361,7 +362,8 @@ def profile(
     overrides: Overrides = None,
     config_root: ConfigRoot = None,
     against: Annotated[Path | None, typer.Option(help="An older .pstats file of the same profile.")] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for runs and .pstats; default: in runs/.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for what is found; default: in runs/.")] = None,
+    keep: KeepRuns = False,
     as_json: AsJson = False,
 ) -> None:
     """Where the time of one episode goes, and whether the figures can be trusted."""
@@ -376,6 +378,7 @@ def profile(
             config_root=config_root,
             overrides=overrides or (),
             against=against,
+            keep=keep,
         )
     if as_json:
         emit(answer)
@@ -415,7 +418,8 @@ def verify_resume(
     profile: ProfileName,
     overrides: Overrides = None,
     config_root: ConfigRoot = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for the runs; default: in runs/.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for what is found; default: in runs/.")] = None,
+    keep: KeepRuns = False,
     as_json: AsJson = False,
 ) -> None:
     """Kill a run, resume it, and compare it bit for bit with one that was left alone."""
@@ -425,7 +429,7 @@ def verify_resume(
     loaded = _load(profile, config_root, overrides)
     folder = out or _new_folder("verify-resume")
     with quiet_stdout(as_json):
-        answer = verify(loaded.name, folder=folder, config_root=config_root, overrides=overrides or ())
+        answer = verify(loaded.name, folder=folder, config_root=config_root, overrides=overrides or (), keep=keep)
     if as_json:
         emit(answer)
     else:
@@ -437,7 +441,7 @@ def verify_resume(
 def doctor(as_json: AsJson = False) -> None:
     """Is everything here that training needs? Each failure comes with its fix."""
     from opencda_marl.display_results import show_checks
-    from opencda_marl.tools.doctor import exit_code, inspect
+    from opencda_marl.tools.doctor import exit_code, inspect, summary
 
     with quiet_stdout(as_json):
         checks = inspect()
@@ -446,6 +450,7 @@ def doctor(as_json: AsJson = False) -> None:
         emit({"checks": checks, "ok": code == 0})
     else:
         show_checks(_console(False), checks)
+        typer.echo(summary(checks))
     raise typer.Exit(code)
 
 

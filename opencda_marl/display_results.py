@@ -197,6 +197,9 @@ def show_profile(console: Console, answer: Mapping[str, Any]) -> None:
         facts["changed beyond that"] = (
             ", ".join(f"{c['function']} x{c['factor']:g}" for c in moved["changed"][:_LISTED]) or "nothing"
         )
+        if not moved.get("comparable", True):
+            ours, theirs = moved["steps"]
+            facts["WARNING"] = f"the profiles hold {ours} and {theirs} simulator steps: they are not comparable"
     facts["pstats"] = answer["pstats"]
     console.print()
     show_facts(console, facts)
@@ -222,7 +225,7 @@ def show_verification(console: Console, answer: Mapping[str, Any]) -> None:
         "exact": exact,
         "compared": ", ".join(f"{count} {what}" for what, count in answer["compared"].items()),
         "killed": f"in episode {answer['killed_in_episode']}, {answer['killed_after_s']:.2f} s into it",
-        "runs": ", ".join(answer["runs"]),
+        "runs": ", ".join(answer["runs"]) or f"removed; logs and verify-resume.json in {answer['folder']}",
     }
     show_facts(console, facts)
     for difference in answer["differences"]:
@@ -231,10 +234,10 @@ def show_verification(console: Console, answer: Mapping[str, Any]) -> None:
 
 def show_checks(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
     """Findings; what is not well comes with its fix."""
-    marks = {True: ("ok", "green"), False: ("FAIL", "bold red"), None: ("-", "dim")}
+    marks = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "FAIL": ("FAIL", "bold red"), "absent": ("-", "dim")}
     width = max((len(check["name"]) for check in checks), default=0)
     for check in checks:
-        mark, style = marks[check["ok"]]
+        mark, style = marks[check["outcome"]]
         console.print(f"{mark:<5}", style=style, end="")
         console.print(f"{check['name']:<{width}}  {check['found']}", markup=False, soft_wrap=True)
         if check["ok"] is not True and check["fix"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -69,7 +70,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Owner]:
         owner = Owner(f"opencda_marl.{name}", **functions)
         monkeypatch.setitem(sys.modules, owner.__name__, owner)
         package, _, leaf = owner.__name__.rpartition(".")
-        monkeypatch.setattr(sys.modules[package], leaf, owner, raising=False)
+        monkeypatch.setattr(importlib.import_module(package), leaf, owner, raising=False)
         return owner
 
     return make
@@ -368,15 +369,30 @@ def test_bench_profile_and_drill_hand_over(typed: Typed, stand_in: Callable[...,
 
 def test_doctor(typed: Typed, stand_in: Callable[..., Owner]) -> None:
     checks = [
-        {"name": "sumo", "ok": True, "found": "1.28", "fix": None, "blocks": True},
-        {"name": "compiler", "ok": False, "found": "none", "fix": "install g++ [now]", "blocks": False},
-        {"name": "carla", "ok": None, "found": "not installed", "fix": "pip install x", "blocks": False},
+        {"name": "sumo", "ok": True, "found": "1.28", "fix": None, "blocks": True, "outcome": "ok"},
+        {
+            "name": "compiler",
+            "ok": False,
+            "found": "none",
+            "fix": "install g++ [now]",
+            "blocks": False,
+            "outcome": "FAIL",
+        },
+        {
+            "name": "carla",
+            "ok": None,
+            "found": "not installed",
+            "fix": "pip install x",
+            "blocks": False,
+            "outcome": "absent",
+        },
     ]
-    doctor = stand_in("tools.doctor", inspect=lambda: checks, exit_code=lambda found: 1)
+    doctor = stand_in("tools.doctor", inspect=lambda: checks, exit_code=lambda found: 1, summary=lambda found: "sum")
     said = typed("doctor")
     assert said.code == 1
     assert "FAIL" in said.out
     assert "fix: install g++ [now]" in said.out
     answer = typed("doctor", "--json").answer
     assert answer == {"checks": checks, "ok": False}
-    assert len(doctor.calls) == 4
+    assert len(doctor.calls) == 5
+    assert "sum" in said.out
