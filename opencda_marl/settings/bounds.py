@@ -11,7 +11,7 @@ __all__ = ["Between"]
 class Between:
     """`Annotated[float, Between(0, 1)]`; None is no bound. `open_low` excludes the lower bound itself.
 
-    For a list every element is held to it.
+    For a list or a block of free names every element is held to it.
     """
 
     low: float | None = None

@@ -43,15 +43,15 @@ class NearMissSettings:
 class TeamSettings:
     """The team's reward: what happens to everybody, per vehicle present."""
 
-    arrival: float = 1.0  # each arrival
-    collision: float = -5.0  # each collided vehicle
+    arrival: Annotated[float, Between(-1e6, 1e6)] = 1.0  # each arrival
+    collision: Annotated[float, Between(-1e6, 1e6)] = -5.0  # each collided vehicle
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
     """Weights of the named parts; 0 switches a part off and it costs nothing. See docs/observation-and-reward.md."""
 
-    weights: dict[str, float] = field(
+    weights: Annotated[dict[str, float], Between(-1e6, 1e6)] = field(
         default_factory=lambda: {"delay": -0.1, "collision": -20.0, "near_miss": -0.6}
     )  # part -> weight; names: `opencda-marl list rewards`
     near_miss: NearMissSettings = field(default_factory=NearMissSettings)

@@ -46,7 +46,7 @@ class RunSettings:
     max_episodes: Annotated[int | None, Between(1, None)] = None  # budgets: the first one reached ends the run
     max_env_steps: Annotated[int | None, Between(1, None)] = None  # likewise, simulator steps
     max_minutes: Annotated[float | None, Between(0, None, open_low=True)] = None  # likewise, of training
-    max_steps: Annotated[int, Between(1, None)] = 2400  # steps of an episode
+    max_steps: Annotated[int, Between(1, 10_000_000)] = 2400  # steps of an episode
     decision_interval: Annotated[int, Between(1, 1000)] = 10  # steps between two decisions
     discount_per_second: Annotated[float, Between(0, 1)] = 0.98  # of rewards; 0.98 is 0.99 per 0.5 s
     threads: Annotated[int, Between(1, 1024)] = 1  # torch's intra-op threads

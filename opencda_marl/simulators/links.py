@@ -9,6 +9,7 @@ import contextlib
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float64
 
-from opencda_marl.core.errors import SimulatorError
+from opencda_marl.core.errors import DeadlineError, SimulatorError
 from opencda_marl.simulators.wheels import import_backend, program
 
 __all__ = ["LibsumoLink", "Link", "Readings", "SumoOptions", "TraciLink"]
@@ -28,6 +29,7 @@ Readings = tuple[
 
 _PORT_TRIES = 5
 _CONNECT_SECONDS = 30.0
+_CLOSE_SECONDS = 2.0
 _REMOVED_BY_US = 3  # libsumo.constants.REMOVE_VAPORIZED
 
 
@@ -223,17 +225,36 @@ def _insert(
     vehicle.setLaneChangeMode(name, 0)
 
 
+class _WatchedSocket(socket.socket):
+    """A connection that gives up on silence: traci takes a timeout, like every OSError, for SUMO's end."""
+
+    give_up: Callable[[], None]
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        try:
+            return super().recv(size, flags)
+        except TimeoutError as error:
+            seconds = self.gettimeout()
+            self.give_up()
+            raise DeadlineError(
+                f"SUMO did not answer within {seconds:g} s; it was ended",
+                fix="start again from the last checkpoint (--resume); simulator.deadline sets the limit",
+            ) from error
+
+
 class TraciLink:
     """SUMO as a program of its own, spoken to over a socket; several may run at once.
 
     Args:
-        gui: use sumo-gui.
+        gui: use sumo-gui, which a person may pause: there is no deadline.
+        deadline: [s] for one answer; a SUMO that misses it is killed, and DeadlineError raised.
 
     Raises:
         BackendMissingError: traci or the program is not installed.
     """
 
-    def __init__(self, *, gui: bool = False) -> None:
+    def __init__(self, *, gui: bool = False, deadline: float = 30.0) -> None:
+        self._deadline = None if gui else deadline
         self.backend = "traci"
         self._traci = import_backend("traci")
         self._program = program("sumo-gui" if gui else "sumo")
@@ -247,13 +268,35 @@ class TraciLink:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
+        self._socket: _WatchedSocket | None = None
 
     def begin(self, options: SumoOptions) -> None:
         if self._connection is not None:
+            self._allow(_CONNECT_SECONDS)  # loading a network takes longer than a step
             self._connection.load(options.arguments())
         else:
             self._launch(options)
         self._connection.simulation.subscribe(self._simulation_variables)
+        self._allow(0.0)
+
+    def _allow(self, seconds: float) -> None:
+        """Let an answer take so long, or the deadline if that is longer."""
+        assert self._socket is not None
+        self._socket.settimeout(None if self._deadline is None else max(self._deadline, seconds))
+
+    def _watch(self) -> None:
+        self._socket = _WatchedSocket(fileno=self._connection._socket.detach())
+        self._socket.give_up = self._give_up
+        self._connection._socket = self._socket
+        self._allow(_CONNECT_SECONDS)
+
+    def _give_up(self) -> None:
+        """A stopped process ignores everything but SIGKILL, and asking it to close would wait again."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+        self._end_process(patience=_CLOSE_SECONDS)
 
     def _launch(self, options: SumoOptions) -> None:
         for _ in range(_PORT_TRIES):
@@ -277,9 +320,11 @@ class TraciLink:
         while self._process.poll() is None and time.monotonic() < until:
             try:
                 self._connection = self._traci.connection.Connection("127.0.0.1", port, self._process, None, True, None)
-                return True
             except OSError:
                 time.sleep(0.02)
+                continue
+            self._watch()
+            return True
         return False
 
     def option(self, name: str) -> str:
@@ -336,9 +381,12 @@ class TraciLink:
     def close(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            with contextlib.suppress(*self.errors):  # it may be dead; the process is ended below either way
+            # it may be dead or stopped; the process is ended below either way
+            with contextlib.suppress(DeadlineError, *self.errors):
+                if self._socket is not None and self._deadline is not None:
+                    self._socket.settimeout(_CLOSE_SECONDS)
                 connection.close(False)
-        self._end_process(patience=2.0)
+        self._end_process(patience=_CLOSE_SECONDS)
 
     def _end_process(self, *, patience: float) -> None:
         self._connection = None

@@ -14,7 +14,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from jaxtyping import Int64
 
-from opencda_marl.core.errors import ConfigError, SimulatorError
+from opencda_marl.core.errors import ConfigError, DeadlineError, SimulatorError
 from opencda_marl.core.frames import centre_of_front
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import SimulatorInfo
@@ -66,8 +66,8 @@ def _additional(roads: Roads, vehicle: VehicleSettings, demand: DemandSettings) 
     return "\n".join([*lines, "</additional>"])
 
 
-def _link(backend: str, *, gui: bool) -> Link:
-    return LibsumoLink() if backend == "libsumo" else TraciLink(gui=gui)
+def _link(backend: str, simulator: SimulatorSettings) -> Link:
+    return LibsumoLink() if backend == "libsumo" else TraciLink(gui=simulator.gui, deadline=simulator.deadline)
 
 
 class SumoSimulator:
@@ -104,7 +104,7 @@ class SumoSimulator:
         self._dt = round(milliseconds) / 1000.0  # the same double as SUMO's own
         self._gui = simulator.gui
         backend = choose_backend(simulator)
-        self._link = _link(backend, gui=simulator.gui)
+        self._link = _link(backend, simulator)
         self._folder = scratch_folder()
         for path in (roads.network, self._folder.name):
             if "," in path:  # SUMO would take it for a list of files
@@ -206,6 +206,9 @@ class SumoSimulator:
                 self._link.tick()
             with spans("read"):
                 return self._state, self._read()
+        except DeadlineError:
+            self._schedule = None
+            raise
         except self._link.errors as error:
             episode, step = self._schedule.episode, self._state.step
             self._schedule = None

@@ -205,6 +205,10 @@ _WRONG = [
     ("learner: {hidden: [64, 0]}", "learner.hidden[1] is 0", None),
     ("learner: {epochs: 3.5}", "learner.epochs is a whole number", None),
     ("reward: {weights: {delay: fast}}", "reward.weights.delay is a number", None),
+    ("reward: {weights: {delay: 1e300}}", "reward.weights.delay is 1e+300; it must be between", None),
+    ("max_steps: 1000000000000", "max_steps is 1000000000000; it must be between 1 and 10000000", None),
+    ("learner: {n_steps: 1000000000000}", "learner.n_steps is 1000000000000", None),
+    ("learner: {minibatch_size: 1000000000000}", "learner.minibatch_size is 1000000000000", None),
     ("reward: {weights: [1]}", "reward.weights is a block of 'name: number' lines", None),
     ("device: gpu", 'device is "gpu"; that is no device', None),
     ("device: cuda:x", "that is no device", None),
@@ -288,7 +292,8 @@ def test_every_bound_is_held(write: Write) -> None:
             shown = f"[{value!r}]" if str(setting.hint).startswith("list") else repr(value)
             if setting.key == "turning_shares":
                 shown = f"[{value!r}]"
-            error = refused(write(p="keep: 1\n"), "p", f"{'.'.join(keys)}={shown}")
+            name = ".".join([*keys, "delay"] if setting.key == "weights" else keys)
+            error = refused(write(p="keep: 1\n"), "p", f"{name}={shown}")
             assert "it must be" in error.message, keys
             checked += 1
     assert checked > 80

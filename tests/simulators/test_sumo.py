@@ -17,7 +17,7 @@ import libsumo
 import numpy as np
 import pytest
 
-from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
+from opencda_marl.core.errors import BackendMissingError, ConfigError, DeadlineError, SimulatorError
 from opencda_marl.core.roads import Movement
 from opencda_marl.core.state import Command, Driver, Ending, Field, Schedule
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
@@ -509,3 +509,24 @@ def test_movements_exist() -> None:
     assert text.count("<route ") == 12 == 4 * len(Movement)
     assert 'carFollowModel="IDM"' in text
     assert "sigma" not in text.split('id="human"')[1].split("/>")[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no signals that stop a process")
+def test_a_stopped_sumo_misses_its_deadline_and_is_killed() -> None:
+    settings = SimulatorSettings(backend="traci", deadline=0.5)
+    simulator = SumoSimulator(ROADS, settings, VehicleSettings(), DemandSettings())
+    simulator.reset(_traffic(), 1)
+    simulator.step(_command(simulator))
+    process = simulator._link._process  # type: ignore[attr-defined]
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(DeadlineError, match=r"(?s)within 0\.5 s.*simulator\.deadline"):
+        simulator.step(_command(simulator))
+    assert process.returncode == -signal.SIGKILL
+    with pytest.raises(SimulatorError, match="call reset first"):
+        simulator.step(_command(simulator))
+    simulator.reset(_traffic(), 1)  # a new process
+    assert simulator.step(_command(simulator))[0].step == 1
+    process = simulator._link._process  # type: ignore[attr-defined]
+    os.kill(process.pid, signal.SIGSTOP)
+    simulator.close()
+    assert process.returncode == -signal.SIGKILL
