@@ -39,7 +39,7 @@ def list_profiles(root: Path | None = None) -> list[tuple[str, str]]:
         ConfigError: there is no such folder.
     """
     folder = find_root(root)
-    files = [file for file in sorted(folder.rglob("*.yaml")) if not file.name.startswith("_")]
+    files = [file for file in sorted(folder.rglob("*.yaml")) if not file.name.startswith("_") and file.is_file()]
     return [(file.relative_to(folder).with_suffix("").as_posix(), _first_comment(file)) for file in files]
 
 
@@ -77,9 +77,10 @@ def chain(name: str, root: Path) -> list[Document]:
     while wanted is not None:
         try:
             file = _find(wanted, root, source)
-        except OSError as error:  # no permission, a name that is too long, a circle of links
+        except (OSError, RuntimeError) as error:  # no permission, a name that is too long, a circle of links
+            why = error.strerror if isinstance(error, OSError) else "its links run in a circle"
             raise ConfigError(
-                f"the profile {str(wanted)[:80]!r} cannot be looked for: {error.strerror}", fix="check the name"
+                f"the profile {str(wanted)[:80]!r} cannot be looked for: {why}", fix="check the name"
             ) from error
         if file in seen:
             raise ConfigError(

@@ -217,6 +217,8 @@ def parse(text: str, file: Path) -> Document:
     node, builder = _compose(text, file, "")
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
         raise ConfigError(f"{Source(file, 1)}: the file is empty", fix="a profile needs at least 'algorithm: mappo'")
+    if isinstance(node, yaml.SequenceNode):
+        raise builder.fail(node, "a list, not a block of settings", "write 'key: value' lines, without '- '")
     if not isinstance(node, yaml.MappingNode):
         raise builder.fail(node, "not a block of settings", "write 'key: value' lines")
     values = builder.value(node, ())

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.files import array_bytes, part_of, remove_tree, sync_folder, write_synced, writing
+from opencda_marl.core.files import array_bytes, part_of, remove_tree, sync_folder, typed, write_synced, writing
 from opencda_marl.core.spec import LearnerState
 
 __all__ = ["Checkpoint", "Checkpoints", "read_checkpoint", "write_checkpoint"]
@@ -102,6 +102,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 _OTHER = "take another one: checkpoints/best, or checkpoints/episode_N"
+_UPDATE = "update opencda-marl, or take another checkpoint"
 
 
 def _others(path: Path) -> str:
@@ -123,7 +124,7 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
         if found["version"] > _VERSION:
             raise CheckpointError(
                 f"{path} has version {found['version']}; this program reads up to {_VERSION}",
-                fix="update opencda-marl, or take another checkpoint",
+                fix=_UPDATE,
             )
         return {
             str(name): {"bytes": facts["bytes"], "sha256": facts["sha256"]} for name, facts in found["files"].items()
@@ -225,13 +226,34 @@ class Checkpoints:
         """Read one.
 
         Raises:
-            CheckpointError: it is missing or broken.
+            CheckpointError: it is missing or broken; a run goes on from `latest` alone, so a new one has to begin.
         """
         path = self.find(name)
         if path is None:
             known = ", ".join(f"episode_{n}" for n in self.numbered()) or "none"
             raise CheckpointError(f"{self.folder} has no checkpoint {name!r}", fix=f"there are: {known}")
-        return read_checkpoint(path)
+        try:
+            return read_checkpoint(path)
+        except CheckpointError as error:
+            whole = self._newest_whole()
+            if whole is not None:
+                error.fix = (
+                    f"begin a new run with the policy of the newest whole one: "
+                    f"opencda-marl run -t PROFILE --init-from {typed(whole)}"
+                )
+            elif error.fix != _UPDATE:
+                error.fix = "this run has no whole checkpoint: put it back from a copy, or begin a new run"
+            raise
+
+    def _newest_whole(self) -> Path | None:
+        for number in reversed(self.numbered()):
+            path = self.folder / f"episode_{number}"
+            try:
+                read_checkpoint(path)
+            except CheckpointError:
+                continue
+            return path
+        return None
 
     def cut(self, episode: int) -> None:
         """Delete numbered ones beyond an episode, and what a killed process left half-made.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ __all__ = [
     "remove_tree",
     "storage_error",
     "sync_folder",
+    "typed",
     "write_synced",
     "write_whole",
     "writing",
@@ -29,12 +31,12 @@ _FIXES = {
     errno.ENOSPC: ("the disk is full", "free some room (`opencda-marl runs clean`), then continue with --resume"),
     errno.EDQUOT: ("your disk quota is used up", "free some room (`opencda-marl runs clean`), then continue"),
     errno.EFBIG: ("the file would be larger than this process may write", "raise the limit: ulimit -f unlimited"),
-    errno.EACCES: ("no permission to write there", "choose another folder with --out, or change its permissions"),
-    errno.EPERM: ("no permission to write there", "choose another folder with --out, or change its permissions"),
-    errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
-    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
-    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter folder with --out"),
-    errno.ENOENT: ("the folder is gone", "choose another folder with --out, and do not delete it while running"),
+    errno.EACCES: ("no permission to write there", "change its permissions, or choose another folder"),
+    errno.EPERM: ("no permission to write there", "change its permissions, or choose another folder"),
+    errno.EROFS: ("the file system is read-only", "make it writable, or choose a folder on another one"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
+    errno.ENOENT: ("the folder is gone", "choose another folder, and do not delete it while running"),
     errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n 4096"),
 }
 
@@ -58,6 +60,13 @@ def writing(path: Path) -> Iterator[None]:
 def array_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Arrays as a safetensors file. It takes the memory as it lies, so a transposed view has to be laid out first."""
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def typed(path: Path) -> str:
+    """A path as a person would type it here: relative if it lies below, quoted where a shell needs it."""
+    here = Path.cwd()
+    shown = str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+    return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
 
 
 def part_of(path: Path) -> Path:

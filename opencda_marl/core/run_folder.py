@@ -20,7 +20,6 @@ import json
 import math
 import os
 import re
-import shlex
 import socket
 import time
 import traceback
@@ -34,7 +33,7 @@ import numpy as np
 
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError, StorageError
-from opencda_marl.core.files import array_bytes, write_whole, writing
+from opencda_marl.core.files import array_bytes, typed, write_whole, writing
 
 __all__ = [
     "ACTIVE_PHASES",
@@ -181,10 +180,20 @@ class RunFolder:
         return path
 
     def sync(self) -> None:
-        """Wait until the disk has all lines: a checkpoint must not outlive the lines that lead to it."""
+        """Wait until the disk has all lines: a checkpoint must not outlive the lines that lead to it.
+
+        Raises:
+            StorageError: the disk failed, or somebody deleted a file of lines.
+        """
         for name, stream in self._streams.items():
             with writing(self.path / name):
                 os.fsync(stream)
+                linked = os.fstat(stream).st_nlink
+            if linked == 0 and name.endswith(".jsonl"):  # nobody needs log.txt to go on
+                raise StorageError(
+                    f"{self.path / name} was deleted or replaced while the run was writing it",
+                    fix="put it back from a copy, then continue with --resume; or begin a new run",
+                )
 
     def cut(self, episode: int) -> int:
         """Drop everything beyond an episode: lines, trajectories, numbered checkpoints.
@@ -300,13 +309,6 @@ def _locked(path: Path) -> int:
     os.close(descriptor)
     who = f"process {owner[0]} on {owner[1]}" if len(owner) == 2 else "another process"
     raise CheckpointError(f"{path} is in use by {who}", fix="wait for it or stop it, then try again")
-
-
-def typed(path: Path) -> str:
-    """A path as a person would type it here: relative if it lies below, quoted where a shell needs it."""
-    here = Path.cwd()
-    shown = str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
-    return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
 
 
 def progress_file(path: Path, name: str) -> Path:

@@ -413,6 +413,10 @@ def test_missing_profiles_list_near_ones(write: Write, tmp_path: Path) -> None:
     assert [name for name, _ in list_profiles(root)] == ["other", "sumo/crossing/quick"]
     for name in ("", "/", "..", "x" * 5000, "sumo/", "~", "*"):
         refused(root, name)
+    (root / "adir.yaml").mkdir()
+    assert "adir" not in (refused(root, "adir").fix or "")
+    (root / "loop.yaml").symlink_to("loop.yaml")
+    refused(root, "loop")
     with pytest.raises(ConfigError, match="there is no config root"):
         load_profile("p", config_root=tmp_path / "nowhere")
 

@@ -98,7 +98,7 @@ def test_the_first_of_several_merged_blocks_wins() -> None:
         ("a: &a {b: *a}", 1, "contains itself"),
         ("a: 1\nb: *nowhere", 2, "not valid YAML"),
         ("a: {<<: 5}", 1, "'<<'"),
-        ("- 1\n- 2", 1, "not a block of settings"),
+        ("- 1\n- 2", 1, "a list, not a block of settings"),
         ("just text", 1, "not a block of settings"),
         ("", 1, "empty"),
         ("# a comment\n", 1, "empty"),

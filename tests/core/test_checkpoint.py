@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -192,6 +193,26 @@ def test_missing_and_not_even_a_folder(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("episode_5")
     with pytest.raises(CheckpointError, match=r"episode_5|latest"):
         Checkpoints(tmp_path).load()
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_a_latest_that_cannot_be_read_names_the_newest_whole_one(tmp_path: Path, damage: str) -> None:
+    """`--resume` takes a run, not a checkpoint: what helps is a new run."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for episode in (2, 4, 6, 8):
+        checkpoints.save(episode, _state(episode), {}, pinned=[f"episode_{n}" for n in (2, 4, 6)])
+    (tmp_path / "checkpoints/episode_6/tensors.safetensors").write_bytes(b"")
+    if damage == "cut":
+        (tmp_path / "checkpoints/episode_8/state.json").write_bytes(b"{")
+    else:
+        shutil.rmtree(tmp_path / "checkpoints/episode_8")
+    with pytest.raises(CheckpointError, match="episode_8") as caught:
+        checkpoints.load()
+    assert str(caught.value.fix).endswith(f"run -t PROFILE --init-from {tmp_path / 'checkpoints' / 'episode_4'}")
+    for episode in (2, 4):
+        shutil.rmtree(tmp_path / f"checkpoints/episode_{episode}")
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        checkpoints.load()
 
 
 _CALLS = ("mkdir", "write", "fsync", "rename", "symlink", "replace", "open")

@@ -185,6 +185,16 @@ def test_what_is_no_run_folder_is_said(tmp_path: Path) -> None:
         read_run(tmp_path / "run")
 
 
+def test_lines_that_somebody_deleted_are_missed_at_once(tmp_path: Path) -> None:
+    with _made(tmp_path / "run") as folder:
+        folder.episode({"episode": 1})
+        folder.sync()
+        (folder.path / "episodes.jsonl").unlink()
+        folder.episode({"episode": 2})
+        with pytest.raises(StorageError, match=r"episodes\.jsonl was deleted"):
+            folder.sync()
+
+
 def test_cut_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
     with _made(tmp_path / "run") as folder:
         for episode in range(1, 6):
