@@ -63,6 +63,10 @@ class Encoder(Protocol):
         """
 
 
+_MANY = 128
+"""Rows of a batch from which on absent neighbours are left out instead of computed."""
+
+
 def make_encoder(spec: ObservationSpec, settings: ContextSettings) -> Encoder | None:
     """The encoder that the settings name; None where the observation has no neighbour rows."""
     if not spec.neighbour:
@@ -90,6 +94,16 @@ def _masked_rows(neighbours: _Neighbours, counts: _Counts) -> tuple[Tensor, Tens
     column = mask[..., None]
     rows = torch.cat([neighbours * column, column], -1)
     return rows.view(-1, neighbours.shape[-1] + 1), mask
+
+
+def _real_rows(mask: Float[Tensor, "rows neighbours"]) -> Tensor | None:
+    """Where the real rows are among all, if it pays to compute those alone: a quarter of them is real in the recipe.
+
+    None (compute them all, absent ones give zero) where shapes must be static or a count would wait for the device.
+    """
+    if torch.compiler.is_compiling() or mask.device.type != "cpu" or len(mask) < _MANY:
+        return None
+    return mask.view(-1).nonzero()[:, 0]
 
 
 def _row_weight(rng: np.random.Generator, features: int, hidden: int) -> np.ndarray:
@@ -138,8 +152,14 @@ class DeepSets:
     ) -> _Context:
         """See `Encoder`."""
         rows, mask = _masked_rows(neighbours, counts)
+        real = _real_rows(mask)
+        if real is not None:
+            rows = rows.index_select(0, real)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])  # absent rows stay zero
-        hidden = torch.relu(hidden @ parameters[prefix + "row1"]).view(*mask.shape, self._hidden)
+        hidden = torch.relu(hidden @ parameters[prefix + "row1"])
+        if real is not None:
+            hidden = hidden.new_zeros(mask.numel(), self._hidden).index_copy(0, real, hidden)
+        hidden = hidden.view(*mask.shape, self._hidden)
         mean = hidden.sum(1) / mask.sum(1, keepdim=True).clamp(min=1.0)
         # zero is the least that a real row can give, so absent rows never win the maximum
         pooled = torch.cat([hidden.amax(1), mean], -1)

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.spec import Feature, ObservationSpec
-from opencda_marl.nn.context import Encoder, encoder_version, make_encoder
+from opencda_marl.nn import context as context_module
+from opencda_marl.nn.context import DeepSets, Encoder, encoder_version, make_encoder
 from opencda_marl.nn.flat import Layout
 from opencda_marl.settings.learning import ContextSettings
 
@@ -196,3 +197,24 @@ def test_versions_name_the_bits() -> None:
     other[3] = torch.nextafter(other[3], torch.tensor(9.0))
     assert encoder_version(flat) == encoder_version(flat.clone())
     assert encoder_version(flat) != encoder_version(other)
+
+
+def test_leaving_absent_rows_out_changes_neither_values_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ObservationSpec("made", 1, (), tuple(Feature(f"f{i}", "1", 1.0, "") for i in range(5)), 6)
+    encoder = DeepSets(spec, ContextSettings(encoder="deepsets", hidden=16, size=8))
+    rng = np.random.default_rng(0)
+    first = encoder.initialise(rng, "")
+    neighbours = torch.from_numpy(rng.normal(size=(300, 6, 5)))
+    counts = torch.from_numpy(rng.integers(0, 7, 300).astype(np.int32))
+
+    def run() -> list[torch.Tensor]:
+        parameters = {name: torch.from_numpy(array).double().requires_grad_() for name, array in first.items()}
+        context = encoder.encode(parameters, "", neighbours, counts, torch.zeros(300, 0))
+        return [context, *torch.autograd.grad((context**2).sum(), list(parameters.values()))]
+
+    assert context_module._real_rows(torch.ones(300, 6)) is not None
+    ragged = run()
+    monkeypatch.setattr(context_module, "_MANY", 1000)
+    assert context_module._real_rows(torch.ones(300, 6)) is None
+    for left, right in zip(ragged, run(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
