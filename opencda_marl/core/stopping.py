@@ -1,4 +1,8 @@
-"""Asked to stop: the first Ctrl-C or SIGTERM is a wish, the second one ends the process at once."""
+"""Asked to stop: the first Ctrl-C or SIGTERM is a wish, the second one ends the process at once.
+
+A terminal that is gone (SIGHUP) is a wish too, unless nohup said to ignore it; it comes more than once, and never ends
+the process at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any, Self
 
 __all__ = ["StopRequest"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -33,7 +37,9 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._caught) for number in _SIGNALS}
+            ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            wanted = [number for number in _SIGNALS if number != signal.SIGHUP or not ignored]
+            self._before = {number: signal.signal(number, self._caught) for number in wanted}
         return self
 
     def __exit__(
@@ -44,7 +50,7 @@ class StopRequest:
         self._before = {}
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
-        if self._requested:
+        if self._requested and number != signal.SIGHUP:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._requested = True

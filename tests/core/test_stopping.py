@@ -59,3 +59,21 @@ def test_another_thread_can_only_ask() -> None:
     thread.start()
     thread.join()
     assert seen == [True]
+
+
+def test_a_lost_terminal_asks_as_often_as_it_likes_and_nohup_is_obeyed() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with StopRequest() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+        assert stop.requested()
+    assert signal.getsignal(signal.SIGHUP) is before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+            assert not stop.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
