@@ -316,10 +316,12 @@ def _out_of_bounds(cls: type, tree: Mapping[str, Any], keys: Keys) -> Iterator[P
                 yield from _out_of_bounds(setting.block, value, path)
             continue
         bounds = setting.bounds or Between()
-        for name, number in _numbers(value, ".".join(path)):
-            if not math.isfinite(number) or not _inside(number, bounds):
-                text = _interval(bounds) if math.isfinite(number) else "a finite number"
-                yield Problem(path, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}")
+        named = {(*path, key): item for key, item in value.items()} if isinstance(value, dict) else {path: value}
+        for place, item in named.items():
+            for name, number in _numbers(item, ".".join(place)):
+                if not math.isfinite(number) or not _inside(number, bounds):
+                    text = _interval(bounds) if math.isfinite(number) else "a finite number"
+                    yield Problem(place, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}")
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -330,9 +332,6 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from _numbers(item, f"{name}[{i}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _numbers(item, f"{name}.{key}")
 
 
 def _inside(number: float, bounds: Between) -> bool:

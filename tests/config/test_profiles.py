@@ -393,12 +393,13 @@ def test_overrides_have_the_last_word(write: Write) -> None:
         ("learner.epochs=0", "argument 'learner.epochs=0': learner.epochs is 0"),
         ("seed=[1", "argument 'seed=[1': not valid YAML"),
         ("seed=${X}", "argument 'seed=${X}'"),
+        ("reward.weights.delay=1e400", "argument 'reward.weights.delay=1e400': reward.weights.delay is"),
         ("extends=q", "'extends' stands in files only"),
         ("algorithm=nope", "argument 'algorithm=nope': there is no learner"),
     ],
 )
 def test_an_argument_is_named_in_its_error(write: Write, argument: str, words: str) -> None:
-    assert words in refused(write(p="seed: 1\n"), "p", argument).message
+    assert words in refused(write(p="seed: 1\nreward: {weights: {delay: 0}}\n"), "p", argument).message
 
 
 # --- names, tables, budgets, paths
