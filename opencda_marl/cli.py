@@ -6,6 +6,8 @@ line, an object; everything else, whoever writes it, goes to stderr.
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -53,6 +55,17 @@ Runs = Annotated[Path, typer.Option("--root", help="Folder of runs.")]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program: exits with 0, or with the code of what went wrong."""
+    try:
+        _main(arguments)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a terminal that has no `…` is no reason to stop
     from opencda_marl.display import as_typed, program
 
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -143,10 +156,11 @@ def run(
 
 
 def _train(console: Console, **wanted: Any) -> dict[str, Any]:
-    from opencda_marl.display import TrainingDisplay
+    from opencda_marl.display import TrainingDisplay, unheard
     from opencda_marl.display_results import report_on
 
-    console.print("loading …", style="dim")
+    with unheard(console):
+        console.print("loading …", style="dim")
     from opencda_marl.train import train
 
     with TrainingDisplay(console) as display:
@@ -154,7 +168,8 @@ def _train(console: Console, **wanted: Any) -> dict[str, Any]:
     if not result.settings.evaluation.final:
         from opencda_marl.report import next_line
 
-        console.print(next_line(result.run_dir), markup=False, soft_wrap=True)
+        with unheard(console):
+            console.print(next_line(result.run_dir), markup=False, soft_wrap=True)
     return {**result.last, "run_dir": str(result.run_dir)}
 
 
@@ -207,8 +222,9 @@ def evaluate(
 
 def _seeds(text: str) -> range:
     first, colon, last = text.partition(":")
-    if not colon or not first.isdigit() or not last.isdigit() or int(first) >= int(last):
-        raise ConfigError(f"--seeds {text} is not understood", fix="write A:B with A < B, e.g. 9000:9030")
+    written = colon and all(re.fullmatch(r"[0-9]{1,10}", part) for part in (first, last))
+    if not written or not int(first) < int(last) <= 2**32:
+        raise ConfigError(f"--seeds {text} is not understood", fix="write A:B with A < B <= 2**32, e.g. 9000:9030")
     return range(int(first), int(last))
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import IO, Any, NoReturn
 
-from opencda_marl.core.errors import Interrupted, OpenCDAError
+from opencda_marl.core.errors import Interrupted, OpenCDAError, StorageError
 
-__all__ = ["answering", "emit", "quiet_stdout", "say_error"]
+__all__ = ["answering", "emit", "into_nothing", "quiet_stdout", "say_error"]
 
 _USAGE = 2  # exit code of a command line that is not understood
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # a stream's writes
 
 
 @contextmanager
@@ -22,37 +24,79 @@ def answering(as_json: bool) -> Iterator[None]:
     try:
         yield
     except OpenCDAError as error:
-        say_error(error)
-        if as_json:
-            from opencda_marl.display import as_typed
-
-            fix = None if error.fix is None else as_typed(error.fix)
-            emit({"error": as_typed(error.message), "fix": fix, "exit_code": error.exit_code})
-        sys.exit(error.exit_code)
+        _answer(error, as_json)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _REFUSED:  # no matter of stdout
+            raise
+        into_nothing(sys.stdout)
+        _answer(_unwritable(error.strerror), as_json=False)
     except SystemExit as stop:
         if as_json and stop.code == _USAGE:  # what is wrong has been said on stderr
             emit({"error": "the command line was not understood", "fix": "see --help", "exit_code": _USAGE})
         raise
 
 
+def _answer(error: OpenCDAError, as_json: bool) -> NoReturn:
+    say_error(error)
+    if as_json:
+        from opencda_marl.display import as_typed
+
+        fix = None if error.fix is None else as_typed(error.fix)
+        with suppress(StorageError):  # stdout may be the very thing that failed
+            emit({"error": as_typed(error.message), "fix": fix, "exit_code": error.exit_code})
+    sys.exit(error.exit_code)
+
+
+def _unwritable(why: str | None) -> StorageError:
+    return StorageError(f"stdout cannot be written: {why}", fix="send it somewhere else")
+
+
+def into_nothing(stream: IO[str] | None) -> None:
+    """What is still to be written to a stream that failed is dropped, at the end of the process too."""
+    with suppress(OSError, ValueError, AttributeError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nothing, stream.fileno())  # type: ignore[union-attr]
+        finally:
+            os.close(nothing)
+
+
 def say_error(error: OpenCDAError) -> None:
     """What was wrong and what to do, on stderr."""
     from rich.markup import escape
 
-    from opencda_marl.display import make_console
+    from opencda_marl.display import make_console, unheard
 
     console = make_console(stderr=True)
     # a wish that was granted is no error, and its fix already says what to type next
     head, fix = ("", "") if isinstance(error, Interrupted) else ("[bold red]error:[/] ", "  fix: ")
-    console.print(f"{head}{escape(error.message)}", soft_wrap=True)
-    if error.fix is not None:
-        console.print(f"{fix}{escape(error.fix)}", soft_wrap=True)
+    with unheard(console):
+        console.print(f"{head}{escape(error.message)}", soft_wrap=True)
+        if error.fix is not None:
+            console.print(f"{fix}{escape(error.fix)}", soft_wrap=True)
 
 
 def emit(answer: Any) -> None:
-    """One line of JSON on stdout."""
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    """One line of JSON on stdout.
+
+    Raises:
+        StorageError: it is closed, or what it leads to is full.
+    """
+    _require_stdout()
+    try:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it is gone
+        raise
+    except OSError as error:
+        into_nothing(sys.stdout)
+        raise _unwritable(error.strerror) from error
+
+
+def _require_stdout() -> None:
+    stream: IO[str] | None = sys.stdout
+    if stream is None:  # `>&-`
+        raise _unwritable("it is closed")
 
 
 @contextmanager
@@ -61,6 +105,7 @@ def quiet_stdout(as_json: bool) -> Iterator[None]:
     if not as_json:
         yield
         return
+    _require_stdout()
     sys.stdout.flush()
     kept = os.dup(1)
     try:

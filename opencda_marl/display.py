@@ -6,7 +6,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from opencda_marl.cli_answers import into_nothing
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Finished, TrainEvent
 from opencda_marl.core.run_folder import typed
 from opencda_marl.core.speech import Speech, averages, number, percent, seconds, spans_in_words
 
-__all__ = ["TrainingDisplay", "as_typed", "make_console", "program", "show_facts", "show_table"]
+__all__ = ["TrainingDisplay", "as_typed", "make_console", "program", "show_facts", "show_table", "unheard"]
 
 _PLAIN_WIDTH = 200  # columns of a pipe: wide enough that no cell is folded
 _RECENT = 8  # episodes shown
@@ -68,6 +70,16 @@ def make_console(*, stderr: bool) -> Console:
     """A console on stdout, or on stderr where stdout is for a program."""
     console = _Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else _Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+
+
+@contextmanager
+def unheard(console: Console) -> Iterator[None]:
+    """Only printing goes in here: a stream that is gone or full silences the console, and nothing else happens."""
+    try:
+        yield
+    except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
+        console.quiet = True
+        into_nothing(console.file)
 
 
 def show_table(
@@ -125,14 +137,18 @@ class TrainingDisplay:
         if self._console.is_terminal:
             # drawn when something happens, once a second at least: a thread of its own would take time from the loop
             self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture)
-            self._live.start()
+            with unheard(self._console):
+                self._live.start()
+            if self._console.quiet:  # it did not get as far as that
+                self._live = None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is None:
-            self._say(self._speech.rest())
+        with unheard(self._console):
+            if self._live is None:
+                self._say(self._speech.rest())
         self._end()
 
     def __call__(self, event: TrainEvent) -> None:
@@ -150,19 +166,24 @@ class TrainingDisplay:
                     self._status = {**self._status, "best": f"episode {episode}"}
             case Finished():
                 self._progress, self._eta, self._status = 1.0, 0.0, {**self._status, "phase": "done"}
+        with unheard(self._console):
+            self._show(event, said)
+        if isinstance(event, Finished):  # what comes now has a picture of its own
+            self._end()
+
+    def _show(self, event: TrainEvent, said: Sequence[str]) -> None:
         if self._live is None:
             self._say(said)
             return
         if not isinstance(event, EpisodeDone):  # episodes are in the picture
             self._say(said[-1:] if isinstance(event, Finished) else said)
         self._live.refresh()
-        if isinstance(event, Finished):  # what comes now has a picture of its own
-            self._end()
 
     def _end(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with unheard(self._console):
+                live.stop()
 
     def _say(self, lines: Sequence[str]) -> None:
         for line in lines:

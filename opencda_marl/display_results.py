@@ -13,7 +13,7 @@ from rich.console import Console
 
 from opencda_marl.core.run_folder import RunFolder
 from opencda_marl.core.speech import counted, number, percent, seconds
-from opencda_marl.display import show_facts, show_table
+from opencda_marl.display import show_facts, show_table, unheard
 
 if TYPE_CHECKING:
     from opencda_marl.report import Report
@@ -73,11 +73,13 @@ def report_on(console: Console, folder: RunFolder) -> None:
     with following(console) as tell:
 
         def progress(what: str, done: int, total: int) -> None:
-            tell(what, done, total)
+            with unheard(console):
+                tell(what, done, total)
             folder.beat("evaluating", evaluating=what, episodes_done=done, episodes_in_all=total)
 
         report = final_report(folder.path, progress=progress)
-    show_report(console, report)
+    with unheard(console):
+        show_report(console, report)
     text = io.StringIO()
     show_report(Console(file=text, width=200, highlight=False), report)
     folder.log(text.getvalue().strip())
@@ -91,8 +93,8 @@ def show_report(console: Console, report: Report) -> None:
     console.print()
     show_table(console, list(COLUMNS.values()), rows, title="Held-out traffic, the same for everybody")
     console.print()
-    for path in (report.table, *report.plots):
-        console.print(str(path), markup=False, soft_wrap=True)
+    for said in (*([report.table] if report.table else []), *report.plots, *report.notes):
+        console.print(str(said), markup=False, soft_wrap=True)
     console.print(report.next, markup=False, soft_wrap=True)
 
 

@@ -22,14 +22,14 @@ from opencda_marl.core.children import answer, end_with_parent, read_request
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.core.files import array_bytes, write_whole
 from opencda_marl.core.metrics import EpisodeRecord, pool
-from opencda_marl.core.run_folder import best_checkpoint, read_run, typed
+from opencda_marl.core.run_folder import best_checkpoint, typed
 from opencda_marl.core.seeds import Branch, generator
 from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Schedule
 from opencda_marl.env import CONTROLLERS
 from opencda_marl.env.controllers import make_controller
 from opencda_marl.env.driving import DrivingEnv
-from opencda_marl.journal import objective_weights
+from opencda_marl.journal import objective_weights, recorded
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Policy", "evaluate", "find_policy", "run_episodes"]
@@ -58,7 +58,7 @@ def find_policy(policy: str | Path) -> Policy:
         return Policy(name, None, None, None)
     path = Path(policy)
     if (path / "run.json").is_file():
-        return Policy(name, best_checkpoint(path), path, read_run(path)["profile"])
+        return Policy(name, best_checkpoint(path), path, recorded(path, "profile")["profile"])
     if not path.exists() and not path.is_symlink() and not _among_checkpoints(path):
         known = ", ".join(sorted(CONTROLLERS.targets()))
         raise CheckpointError(f"there is no run, checkpoint or controller {name!r}", fix=f"controllers: {known}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from opencda_marl import __version__
 from opencda_marl.core.budget import Budget
 from opencda_marl.core.children import OneAtATime
-from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.core.errors import CheckpointError, OpenCDAError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
 from opencda_marl.core.metrics import EpisodeRecord, pool
 from opencda_marl.core.run_folder import RunFolder, read_config, read_run
@@ -21,7 +22,7 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["TIMING_FIELDS", "Done", "Journal", "objective_weights"]
+__all__ = ["TIMING_FIELDS", "Done", "Journal", "objective_weights", "recorded"]
 
 TIMING_FIELDS = ("wall_s", "ms_per_step", "spans")
 """What a clock decides in a line or a checkpoint; all other fields are equal in two runs of one seed."""
@@ -43,6 +44,22 @@ class Done:
 def objective_weights(settings: RunSettings) -> list[float] | None:
     """Weights of the objectives in `return`: the fixed preference where there is one, else None (ones)."""
     return list(settings.preference.fixed) if settings.algorithm.startswith("pc") else None
+
+
+def recorded(path: Path, *names: str) -> dict[str, Any]:
+    """run.json, with these fields in it.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    facts = read_run(path)
+    missing = [name for name in names if name not in facts]
+    if missing:
+        raise CheckpointError(
+            f"{path / 'run.json'} is broken: it has no {', '.join(missing)}",
+            fix="put the file back from a copy, or begin a new run",
+        )
+    return facts
 
 
 class Journal:
@@ -81,10 +98,11 @@ class Journal:
         self._since = self._started = time.perf_counter()
         self._from = self._budget.used(done.episodes, done.env_steps, done.wall_s)
         self._next_beat = 0.0
+        self._due = False  # is the boundary one at which a checkpoint is due?
         self._line: dict[str, Any] = {}
         self._mode = learner.describe().get("update_mode")
         self.compiling = self._mode in ("compiled", "auto")  # does the next update begin with that?
-        self._profile = read_run(folder.path)["profile"]
+        self._profile = recorded(folder.path, "profile")["profile"]
 
     @property
     def episode(self) -> int:
@@ -171,18 +189,25 @@ class Journal:
             OpenCDAError: vehicles had to act and the learner did not.
         """
         self._check_acting(record)
-        with self._spans("log"):
-            line = self._finish_line(record)
-            for metrics in self._metrics:
-                self.folder.metrics(metrics)
-            self.folder.episode(line)
-            self._save_trajectory(record, trajectory)
-            self._write_scalars(line)
+        before = replace(self.done)
+        try:
+            with self._spans("log"):
+                line = self._finish_line(record)
+                for metrics in self._metrics:
+                    self.folder.metrics(metrics)
+                self.folder.episode(line)
+                self._save_trajectory(record, trajectory)
+                self._write_scalars(line)
+            with self._spans("checkpoint"):
+                self.boundary = self._learner.state()
+        except BaseException:
+            self.done = before  # the boundary in memory is still the one before
+            raise
         with self._spans("checkpoint"):
             due = self.done.episodes % self.settings.checkpoint_every == 0
             evaluate = self.settings.eval_every > 0 and self.done.episodes % self.settings.eval_every == 0
-            self.boundary = self._learner.state()
-            if due or evaluate or self.over:
+            self._due = due or evaluate or self.over
+            if self._due:
                 self.save()
             if evaluate:
                 self._ask_evaluation()
@@ -205,7 +230,8 @@ class Journal:
         if self.boundary is None:
             return
         self.folder.sync()
-        better = judged and self._judge()
+        before = self.done.best
+        better = (judged or self._due) and self._judge()
         spec = self._observation
         extra = {
             **asdict(self.done),
@@ -214,9 +240,13 @@ class Journal:
             "observation": [spec.name, spec.version],
             "program": __version__,
         }
-        path = self.folder.checkpoints.save(
-            self.done.episodes, self.boundary, extra, self._texts, best=better, pinned=self.evaluation.names
-        )
+        try:
+            path = self.folder.checkpoints.save(
+                self.done.episodes, self.boundary, extra, self._texts, best=better, pinned=self.evaluation.names
+            )
+        except BaseException:
+            self.done.best = before
+            raise
         self.boundary = None
         self._listener(Checkpointed(path, self.done.episodes, better))
 

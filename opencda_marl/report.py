@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from opencda_marl.assemble import make_roads
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.children import run_all
-from opencda_marl.core.errors import CheckpointError, Interrupted
+from opencda_marl.core.errors import CheckpointError, Interrupted, StorageError
 from opencda_marl.core.files import storage_error, write_whole, writing
 from opencda_marl.core.machine import cores
-from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, read_run, typed
+from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, typed
 from opencda_marl.core.stopping import StopRequest
+from opencda_marl.journal import recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
 
@@ -49,9 +50,10 @@ class Report:
 
     rows: list[dict[str, Any]]  # one a policy and rate, see `COLUMNS`; the policy's own come first
     checkpoint: Path  # that was chosen
-    table: Path  # markdown
+    table: Path | None  # markdown; None: the disk refused
     plots: list[Path]
     next: str  # one line: where everything is, what to type next
+    notes: list[str] = field(default_factory=list)  # what could not be written
 
 
 def final_report(
@@ -103,16 +105,29 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
         checkpoint = _choose(run, settings, jobs)
         rows = _measure(run, settings, checkpoint, jobs)
     tell("plots", 0, 0)
+    made: list[Path] = []
+    notes: list[str] = []
+    steps: tuple[Callable[[], Path], ...] = (
+        lambda: _write_table(run, rows),
+        lambda: learning_plot(read_episodes(run), read_metrics(run), run / "plots" / "learning.png"),
+        lambda: _draw_traffic(run, settings, rows[0]["policy"]),
+    )
+    for step in steps:  # what cannot be written must not hide the figures
+        try:
+            made.append(step())
+        except (StorageError, OSError) as error:
+            notes.append(f"note: {error}")
+    table = next((path for path in made if path.suffix == ".md"), None)
+    return Report(rows, checkpoint, table, [path for path in made if path != table], next_line(run), notes)
+
+
+def _write_table(run: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     table = run / "plots" / "comparison.md"
     with writing(table):
         table.parent.mkdir(exist_ok=True)
     write_whole(table, markdown(rows).encode())
     write_whole(table.with_suffix(".json"), json.dumps(rows, indent=1).encode())
-    plots = [
-        learning_plot(read_episodes(run), read_metrics(run), run / "plots" / "learning.png"),
-        _draw_traffic(run, settings, rows[0]["policy"]),
-    ]
-    return Report(rows, checkpoint, table, plots, next_line(run))
+    return table
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -205,7 +220,7 @@ def _request(run: Path, seeds: Sequence[int], policy: str, rates: Sequence[float
     return {
         "jobs": [{"policy": policy, "rates_vph": list(rates)}],
         "config": str(run),
-        "profile": read_run(run)["profile"],
+        "profile": recorded(run, "profile")["profile"],
         "seeds": list(seeds),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ from opencda_marl.core.errors import (
     AccountingError,
     CheckpointError,
     ConfigError,
+    CudaGraphCaptureError,
     Interrupted,
     NotFiniteError,
+    OpenCDAError,
     SimulatorError,
+    StorageError,
 )
 from opencda_marl.core.events import Beat, Finished, Listener, Note, Started, TrainEvent
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
@@ -42,7 +45,7 @@ from opencda_marl.core.spec import Learner, ObservationSpec
 from opencda_marl.core.speech import Speech, counted
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.env.driving import DrivingEnv
-from opencda_marl.journal import Done, Journal
+from opencda_marl.journal import Done, Journal, recorded
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["TrainResult", "run_loop", "train"]
@@ -113,6 +116,7 @@ def train(
         Interrupted: somebody asked to stop; what is lost and how to go on is in the message.
         ConfigError, CheckpointError, StorageError, SimulatorError, …: see core/errors.py.
     """
+    kept = out is not None and out.exists()  # a folder that is not ours to remove
     if resume is not None:
         settings = _resumed_settings(settings, resume)
         folder = RunFolder.resume(resume, keep=settings.keep)
@@ -122,12 +126,17 @@ def train(
         require_budget(settings)
         policy = None if init_from is None else _policy(init_from)
         folder = RunFolder.create(out, root=root, profile=profile, seed=settings.seed, keep=settings.keep)
-    with folder, StopRequest() as stop, quiet_process(settings.threads):
+    hear = _Telling(folder, listener)
+    with (
+        _forgotten(folder, hear, made=resume is None, kept=kept),
+        folder,
+        StopRequest() as stop,
+        quiet_process(settings.threads),
+    ):
         folder.beat("starting")
         if resume is None:
             folder.write_config(to_yaml(settings))
             folder.write_run(_facts(settings, profile, None if policy is None else policy.path))
-        hear = _Telling(folder, listener)
         try:
             result = _run(folder, settings, stop, hear)
         finally:
@@ -139,10 +148,32 @@ def train(
         return result
 
 
+@contextmanager
+def _forgotten(folder: RunFolder, hear: _Telling, *, made: bool, kept: bool) -> Iterator[None]:
+    """A run that was refused before it began leaves no folder in the way of the next try.
+
+    Args:
+        folder: of the run.
+        hear: knows whether the run began.
+        made: was the folder made into a run by us?
+        kept: was it there, empty, before?
+    """
+    try:
+        yield
+    except OpenCDAError:
+        if made and not hear.begun:
+            with suppress(OSError):
+                for name in ("config.yaml", "run.json", "status.json", "log.txt", ".lock"):
+                    (folder.path / name).unlink(missing_ok=True)
+                if not kept:
+                    folder.path.rmdir()
+        raise
+
+
 def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener) -> TrainResult:
     """From the files of a run folder to the end of its budget."""
     spans = Spans(enabled=settings.recording.spans)
-    facts = read_run(folder.path)
+    facts = recorded(folder.path, "init_from", "profile", "resumed", "versions")
     if not kernels_are_kept():
         folder.beat("compiling")
         hear(Note("compiling kernels once, which takes some twenty seconds …"))
@@ -171,7 +202,7 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
 
 @contextmanager
 def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
-    """When the traffic fails, the last boundary is saved; when a number is not finite, its batch is."""
+    """Whatever fails, the last boundary is saved; but when a number is not finite, its batch is."""
     try:
         yield
     except (SimulatorError, AccountingError) as error:
@@ -189,6 +220,12 @@ def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
             or "lower learner.learning_rate or learner.max_grad_norm, and start from that checkpoint with --init-from",
             batch=error.batch,
         ) from error
+    except CudaGraphCaptureError:
+        raise
+    except BaseException:
+        with suppress(StorageError, OSError):  # the first error is the one to show
+            journal.save(judged=False)
+        raise
 
 
 def _stopped(folder: RunFolder, journal: Journal) -> None:
@@ -398,8 +435,10 @@ class _Telling:
     def __init__(self, folder: RunFolder, listener: Listener | None) -> None:
         self._folder, self._listener = folder, listener
         self._speech = Speech()
+        self.begun = False
 
     def __call__(self, event: TrainEvent) -> None:
+        self.begun = self.begun or isinstance(event, Started)
         for line in self._speech(event):
             self._folder.log(line)
         if self._listener is not None:

@@ -175,3 +175,27 @@ def test_the_other_doors_lead_to_the_same_commands() -> None:
     if tool.exists():
         done = subprocess.run([tool, "run", "-t", "nowhere"], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (2, wanted.err)
+
+
+def _shell(command: str) -> subprocess.CompletedProcess[str]:
+    program = f"{shlex.quote(sys.executable)} -m opencda_marl.cli"
+    return subprocess.run(
+        ["bash", "-c", command.replace("PROGRAM", program)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("where", [">&-", ">/dev/full"])
+def test_a_stdout_that_takes_nothing_is_an_error_of_the_disk(where: str) -> None:
+    done = _shell(f"PROGRAM config show -t {QUICKSTART} --json {where}")
+    assert done.returncode == 21
+    assert done.stderr.startswith("error: stdout cannot be written: ")
+    assert "Traceback" not in done.stderr
+    done = _shell(f"PROGRAM config show -t {QUICKSTART} >/dev/full")
+    assert done.returncode == 21
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stdout_without_the_signs_gets_others() -> None:
+    done = _shell("PYTHONIOENCODING=latin-1 PROGRAM run --help && PYTHONIOENCODING=ascii PROGRAM config reference")
+    assert done.returncode == 0
+    assert done.stderr == ""

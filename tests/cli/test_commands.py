@@ -163,12 +163,17 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
         table: Path
         plots: list[Path]
         next: str
+        notes: list[str]
 
     def final_report(run: Path, *, progress: Callable[[str, int, int], None]) -> Report:
         progress("held-out traffic", 0, 120)
         progress("held-out traffic", 40, 120)
         return Report(
-            [{"policy": "random", "success_rate": 0.43}], run / "t.md", [run / "learning.png"], "type this next"
+            [{"policy": "random", "success_rate": 0.43}],
+            run / "t.md",
+            [run / "learning.png"],
+            "type this next",
+            ["note: the disk is full"],
         )
 
     report = stand_in("report", final_report=final_report, cell=lambda name, value: f"{value}")
@@ -177,7 +182,7 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
     assert said.code == 0, said.err
     assert said.out.count("held-out traffic: 0 of 120 episodes") == 1
     assert not any(line.endswith(" ") for line in said.out.splitlines())
-    for words in ("random", "0.43", "learning.png", "type this next"):
+    for words in ("random", "0.43", "learning.png", "type this next", "note: the disk is full"):
         assert words in said.out
 
 
@@ -219,7 +224,9 @@ def test_evaluate_json_has_the_names_that_programs_read(typed: Typed, evaluator:
     assert evaluator.calls[0]["seeds"] is None
 
 
-@pytest.mark.parametrize("seeds", ["5", "5:", ":5", "5:5", "7:5", "a:b", "-1:5", "1:2:3", "1.5:3"])
+@pytest.mark.parametrize(
+    "seeds", ["5", "5:", ":5", "5:5", "7:5", "a:b", "-1:5", "1:2:3", "1.5:3", "²:³", "٣:٤", f"0:{10**20}"]
+)
 def test_evaluate_refuses_odd_seeds(typed: Typed, evaluator: Owner, seeds: str) -> None:
     said = typed("evaluate", "random", "-t", QUICKSTART, f"--seeds={seeds}")
     assert said.code == 2

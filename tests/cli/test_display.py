@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -225,3 +226,33 @@ def test_what_is_printed_carries_the_program(installed: Path, capfd: pytest.Capt
     out, err = capfd.readouterr()
     assert "fix: .venv/bin/opencda-marl runs list [all]" in err
     assert json.loads(out)["fix"] == ".venv/bin/opencda-marl runs list [all]"
+
+
+class _Gone(io.StringIO):
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+        self.tries = 0
+
+    def write(self, _text: str, /) -> int:
+        self.tries += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_a_stream_that_is_gone_silences_the_display_and_stops_nothing(
+    error: OSError, terminal: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = _Gone(error)
+    with capfd.disabled():  # rich turns the process's own stdout off when a pipe breaks
+        kept = os.dup(1)
+        try:
+            with TrainingDisplay(Console(file=out, force_terminal=terminal, width=100)) as display:
+                for episode in range(1, 4):
+                    display(EpisodeDone(line(episode), episode / 3, None))
+                display(Note("x"))
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+    assert out.tries == 1

@@ -19,6 +19,7 @@ from opencda_marl.core.checkpoint import Checkpoints, read_checkpoint, write_che
 from opencda_marl.core.errors import (
     CheckpointError,
     ConfigError,
+    DeviceError,
     Interrupted,
     NotFiniteError,
     OpenCDAError,
@@ -28,7 +29,8 @@ from opencda_marl.core.errors import (
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Finished, Note, Started, TrainEvent
 from opencda_marl.core.run_folder import RunFolder, read_config, read_episodes, read_metrics, read_run, read_status
 from opencda_marl.core.simulator import SimulatorInfo
-from opencda_marl.journal import TIMING_FIELDS
+from opencda_marl.evaluate import find_policy
+from opencda_marl.journal import TIMING_FIELDS, Journal
 from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.run import EvaluationSettings, RecordingSettings, RunSettings
 from opencda_marl.tools.runs import removable, remove
@@ -153,15 +155,18 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("episode", [1, 2, 3, 5, 6])
-def test_killed_and_resumed_is_the_same_run(tmp_path: Path, made: Made, episode: int) -> None:
+def test_killed_and_resumed_is_the_same_run(
+    tmp_path: Path, made: Made, episode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(SETTINGS, out=tmp_path / "whole")
 
     def kill(at: int, step: int) -> None:
         if at == episode and step == 70:
+            patch.setattr(Journal, "save", lambda *_, **__: None)  # whoever is killed saves nothing
             raise _Killed
 
     made.prepare = lambda env, _learner: setattr(env, "at_step", kill)
-    with pytest.raises(_Killed):
+    with monkeypatch.context() as patch, pytest.raises(_Killed):
         train(SETTINGS, out=tmp_path / "run")
     made.prepare = lambda _env, _learner: None
     before = len(read_episodes(tmp_path / "run"))
@@ -510,3 +515,64 @@ def test_the_log_holds_what_was_said(tmp_path: Path, made: Made) -> None:
     assert len(said) == len(starts)
     assert all(line.startswith(start) for line, start in zip(said, starts, strict=True)), said
     assert not any("{" in line for line in said)
+
+
+def test_whatever_fails_the_last_boundary_is_saved(tmp_path: Path, made: Made) -> None:
+    train(SETTINGS, out=tmp_path / "whole")
+
+    def die(at: int, step: int) -> None:
+        if at == 6 and step == 50:
+            raise ZeroDivisionError
+
+    made.prepare = lambda env, _learner: setattr(env, "at_step", die)
+    with pytest.raises(ZeroDivisionError):
+        train(SETTINGS, out=tmp_path / "run")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load().extra["episodes"] == 5
+    made.prepare = lambda _env, _learner: None
+    train(resume=tmp_path / "run")
+    assert _same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_line_that_cannot_be_written_is_no_part_of_what_is_saved(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(SETTINGS, out=tmp_path / "whole")
+    write = RunFolder.episode
+
+    def refuse(folder: RunFolder, line: dict[str, Any]) -> None:
+        if line["episode"] == 4:
+            raise StorageError("the disk is full")
+        write(folder, line)
+
+    monkeypatch.setattr(RunFolder, "episode", refuse)
+    with pytest.raises(StorageError, match="the disk is full"):
+        train(SETTINGS, out=tmp_path / "run")
+    monkeypatch.setattr(RunFolder, "episode", write)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load().extra["episodes"] == 3
+    train(resume=tmp_path / "run")
+    assert _same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refused_start_leaves_nothing_in_the_way(tmp_path: Path, made: Made, there: bool) -> None:
+    def refuse(_env: FakeEnv, _learner: FakeLearner) -> None:
+        raise DeviceError("there is no such device")
+
+    out = tmp_path / "run"
+    if there:
+        out.mkdir()
+    made.prepare = refuse
+    with pytest.raises(DeviceError):
+        train(SETTINGS, out=out)
+    assert out.exists() == there
+    made.prepare = lambda _env, _learner: None
+    train(SETTINGS, out=out)
+
+
+def test_a_run_json_without_its_fields_is_broken(tmp_path: Path, made: Made) -> None:
+    train(SETTINGS, out=tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        train(resume=tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"run\.json"):
+        find_policy(tmp_path / "run")
