@@ -11,8 +11,9 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import IO, Any, NoReturn
 
 from opencda_marl.core.errors import Interrupted, OpenCDAError, StorageError
+from opencda_marl.core.streams import into_nothing
 
-__all__ = ["answering", "emit", "into_nothing", "quiet_stdout", "say_error"]
+__all__ = ["answering", "emit", "quiet_stdout", "say_error"]
 
 _USAGE = 2  # exit code of a command line that is not understood
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # a stream's writes
@@ -49,16 +50,6 @@ def _answer(error: OpenCDAError, as_json: bool) -> NoReturn:
 
 def _unwritable(why: str | None) -> StorageError:
     return StorageError(f"stdout cannot be written: {why}", fix="send it somewhere else")
-
-
-def into_nothing(stream: IO[str] | None) -> None:
-    """What is still to be written to a stream that failed is dropped, at the end of the process too."""
-    with suppress(OSError, ValueError, AttributeError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nothing, stream.fileno())  # type: ignore[union-attr]
-        finally:
-            os.close(nothing)
 
 
 def say_error(error: OpenCDAError) -> None:

@@ -20,10 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from opencda_marl.cli_answers import into_nothing
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Finished, TrainEvent
 from opencda_marl.core.run_folder import typed
 from opencda_marl.core.speech import Speech, averages, number, percent, seconds, spans_in_words
+from opencda_marl.core.streams import into_nothing
 
 __all__ = ["TrainingDisplay", "as_typed", "make_console", "program", "show_facts", "show_table", "unheard"]
 
