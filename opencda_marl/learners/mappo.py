@@ -88,20 +88,14 @@ class Networks:
         self._conditioned, self._central = settings.algorithm == "pcmappo", own.critic == "central"
         preference = len(OBJECTIVES) if self._conditioned else 0
         self.head = make_head(action, fraction=own.initial_fraction, log_std=own.initial_log_std)
-        self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=trained)
+        self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=trained, activation=own.activation)
         hidden, seen = tuple(own.hidden), self._torso.width
-        self._policy = Mlp(seen + preference, hidden, self.head.outputs)
+        self._policy = Mlp(seen + preference, hidden, self.head.outputs, own.activation)
         seen += observation.scene_size if self._central else 0
-        if self._conditioned:
-            self.components: tuple[str, ...] = ("team", *OBJECTIVES)
-            self._values = {"team": Mlp(seen, hidden, 1), "individual": Mlp(seen + preference, hidden, len(OBJECTIVES))}
-        else:
-            self.components = ("value",)
-            self._values = {"value": Mlp(seen, hidden, 1)}
+        self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self._conditioned else ("value",)
+        self._values = Mlp(seen + preference, hidden, len(self.components), own.activation)
         actor: Shapes = self._torso.shapes("actor.") | self._policy.shapes("actor.policy.") | self.head.shapes("actor.")
-        critic: Shapes = self._torso.shapes("critic.")
-        for name, network in self._values.items():
-            critic |= network.shapes(f"critic.{name}.")
+        critic: Shapes = self._torso.shapes("critic.") | self._values.shapes("critic.values.")
         self.actor_layout = Layout(actor)
         self.layout = Layout(actor | critic)  # the actor's come first
 
@@ -110,8 +104,7 @@ class Networks:
         made: Arrays = self._torso.initialise(rng, "actor.") | self._torso.initialise(rng, "critic.")
         made |= self._policy.initialise(rng, "actor.policy.", gain=0.01) | self.head.initialise("actor.")
         made[f"actor.policy.{len(self._policy.hidden)}.bias"] = self.head.initial_bias()
-        for name, network in self._values.items():
-            made |= network.initialise(rng, f"critic.{name}.", gain=0.1)
+        made |= self._values.initialise(rng, "critic.values.", gain=0.1)
         return self.layout.flatten(made)
 
     def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
@@ -122,24 +115,18 @@ class Networks:
         return self._policy(parameters, "actor.policy.", seen)
 
     def critic(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows components"]:
-        """Normalised values: V(s), or V_team(s) and V_individual(s, p)."""
-        seen = self._torso(parameters, "critic.", rows)
+        """Normalised values: V(s), or the vector of V_team(s, p) and V_individual(s, p) from one network."""
+        seen = [self._torso(parameters, "critic.", rows)]
         if self._central:
-            seen = torch.cat([seen, rows["scene"]], -1)
-        if not self._conditioned:
-            return self._values["value"](parameters, "critic.value.", seen)
-        team = self._values["team"](parameters, "critic.team.", seen)
-        seen = torch.cat([seen, rows["preference"]], -1)
-        return torch.cat([team, self._values["individual"](parameters, "critic.individual.", seen)], -1)
+            seen.append(rows["scene"])
+        if self._conditioned:
+            seen.append(rows["preference"])
+        return self._values(parameters, "critic.values.", torch.cat(seen, -1))
 
     def rescale(self, parameters: Parameters, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
         """Keep the critic's values where they are when (mean, std) of the returns change; in place."""
-        first = 0
-        for name, network in self._values.items():
-            part = slice(first, first := first + network.width)
-            layer = f"critic.{name}.{len(network.hidden)}."
-            old, new = ((mean[part], std[part]) for mean, std in (before, after))
-            preserve_outputs(parameters[layer + "weight"], parameters[layer + "bias"], old, new)
+        layer = f"critic.values.{len(self._values.hidden)}."
+        preserve_outputs(parameters[layer + "weight"], parameters[layer + "bias"], before, after)
 
 
 def ppo_loss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,8 +13,12 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from opencda_marl.nn.flat import Parameters
+from opencda_marl.settings.learning import Activation
 
-__all__ = ["Mlp", "linear", "orthogonal"]
+__all__ = ["ACTIVATIONS", "Mlp", "linear", "orthogonal"]
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
+"""What bends a layer's output."""
 
 Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
@@ -37,17 +42,19 @@ def linear(parameters: Parameters, prefix: str, x: Float[Tensor, "*rows inputs"]
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """Linear layers with tanh after each but the last one.
+    """Linear layers with an activation after each but the last one.
 
     Args:
         inputs: width of what goes in.
-        hidden: widths of the layers that end in tanh.
-        outputs: width of the last, linear layer; None: the network ends with the last tanh.
+        hidden: widths of the layers that end in an activation.
+        outputs: width of the last, linear layer; None: the network ends with the last activation.
+        activation: name of it.
     """
 
     inputs: int
     hidden: tuple[int, ...]
     outputs: int | None = None
+    activation: Activation = "tanh"
 
     @property
     def width(self) -> int:
@@ -81,6 +88,7 @@ class Mlp:
         self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows width"]:
         """Apply it."""
+        bend = ACTIVATIONS[self.activation]
         for i in range(len(self.hidden)):
-            x = torch.tanh(linear(parameters, f"{prefix}{i}.", x))
+            x = bend(linear(parameters, f"{prefix}{i}.", x))
         return x if self.outputs is None else linear(parameters, f"{prefix}{len(self.hidden)}.", x)

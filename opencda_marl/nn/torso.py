@@ -13,6 +13,7 @@ from opencda_marl.core.spec import ObservationSpec
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Parameters
+from opencda_marl.settings.learning import Activation
 
 __all__ = ["Torso"]
 
@@ -26,12 +27,19 @@ class Torso:
         encoder: of neighbour rows; None where there are none.
         trained: the encoder's parameters are among the torso's, and rows bring `neighbours` and `counts`; else they
             bring `context`. A context that is given is used in any case.
+        activation: of the ego network.
     """
 
     def __init__(
-        self, observation: ObservationSpec, hidden: tuple[int, ...], encoder: Encoder | None, *, trained: bool
+        self,
+        observation: ObservationSpec,
+        hidden: tuple[int, ...],
+        encoder: Encoder | None,
+        *,
+        trained: bool,
+        activation: Activation = "tanh",
     ) -> None:
-        self._ego = Mlp(len(observation.ego), hidden)
+        self._ego = Mlp(len(observation.ego), hidden, activation=activation)
         self._encoder = encoder if trained else None
         self.width = self._ego.width + (encoder.size if encoder else 0)
 

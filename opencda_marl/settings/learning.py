@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
+from opencda_marl.settings.networks import LearnerSettings, NetworkSettings
+from opencda_marl.settings.offpolicy import MasacSettings
 
 __all__ = ["ALGORITHMS", "ContextSettings", "MappoSettings", "PreferenceSettings"]
 
@@ -39,7 +41,7 @@ class PreferenceSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class MappoSettings:
+class MappoSettings(NetworkSettings):
     """MAPPO and PCMAPPO."""
 
     n_steps: Annotated[int, Between(1, 100_000_000)] = 9600  # environment steps between updates
@@ -54,16 +56,15 @@ class MappoSettings:
     value_weight: Annotated[float, Between(0, 100)] = 0.5  # of the critic's loss
     max_grad_norm: Annotated[float, Between(0, 1e6, open_low=True)] = 0.5  # of all weights together
     target_kl: Annotated[float | None, Between(0, 10, open_low=True)] = 0.03  # null: never stop an update early
-    hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [128, 128])  # actor and critic
-    ego_hidden: Annotated[list[int], Between(1, 4096)] = field(default_factory=lambda: [64, 64])  # []: ego raw
     critic: Literal["central", "local"] = "central"  # central: sees the scene (mean and max over everybody)
     initial_fraction: Annotated[float, Between(0.01, 0.99)] = 0.8  # first policy's mean, as a share of the envelope
     initial_log_std: Annotated[float, Between(-5, 2)] = -0.5  # of the first policy, before tanh
-    train_context_encoder: bool | None = None  # null: false for lstm, true for the set encoders
-    update_mode: Literal["eager", "compiled", "auto"] = "eager"  # auto: measured once, recorded, kept
-    acting_device: Literal["auto", "train", "cpu"] = "auto"  # auto: a CPU replica beside CUDA training
-    acting_threads: Annotated[int | Literal["auto"], Between(1, 1024)] = "auto"  # of a replica; auto: at most 8
 
 
-ALGORITHMS: dict[str, type[MappoSettings]] = {"mappo": MappoSettings, "pcmappo": MappoSettings}
+ALGORITHMS: dict[str, type[LearnerSettings]] = {
+    "mappo": MappoSettings,
+    "pcmappo": MappoSettings,
+    "masac": MasacSettings,
+    "pcmasac": MasacSettings,
+}
 """Settings of each bundled algorithm."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.driving import EnvelopeSettings, NeighbourSettings, RewardSettings
 from opencda_marl.settings.learning import ContextSettings, MappoSettings, PreferenceSettings
+from opencda_marl.settings.networks import LearnerSettings
 from opencda_marl.settings.traffic import DemandSettings, ScenarioSettings, SimulatorSettings
 
 __all__ = ["EvaluationSettings", "RecordingSettings", "RunSettings"]
@@ -64,6 +65,6 @@ class RunSettings:
     reward: RewardSettings = field(default_factory=RewardSettings)
     context: ContextSettings = field(default_factory=ContextSettings)
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)
-    learner: MappoSettings = field(default_factory=MappoSettings)
+    learner: LearnerSettings = field(default_factory=MappoSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     recording: RecordingSettings = field(default_factory=RecordingSettings)
