@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from opencda_marl.nn.flat import Parameters
-from opencda_marl.settings.learning import Activation
+from opencda_marl.settings.networks import Activation
 
 __all__ = ["ACTIVATIONS", "Mlp", "linear", "orthogonal"]
 

@@ -13,7 +13,7 @@ from opencda_marl.core.spec import ObservationSpec
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Parameters
-from opencda_marl.settings.learning import Activation
+from opencda_marl.settings.networks import Activation
 
 __all__ = ["Torso"]
 
