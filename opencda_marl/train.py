@@ -46,6 +46,7 @@ from opencda_marl.core.speech import Speech, counted
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import Done, Journal, recorded
+from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["TrainResult", "run_loop", "train"]
@@ -351,10 +352,10 @@ def _matching(found: Checkpoint, env: DrivingEnv) -> Checkpoint:
 
 def _settled(settings: RunSettings, facts: dict[str, Any]) -> RunSettings:
     """What `auto` was found to mean when the run began; it does not change within a run."""
-    chosen = facts.get("init", {}).get("update_mode")
-    if settings.learner.update_mode != "auto" or chosen not in ("eager", "compiled"):
+    chosen, own = facts.get("init", {}).get("update_mode"), settings.learner
+    if not isinstance(own, NetworkSettings) or own.update_mode != "auto" or chosen in (None, "auto"):
         return settings
-    return replace(settings, learner=replace(settings.learner, update_mode=chosen))
+    return replace(settings, learner=replace(own, update_mode=chosen))
 
 
 def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -> dict[str, Any]:

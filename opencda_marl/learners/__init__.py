@@ -7,9 +7,14 @@ __all__ = ["LEARNERS"]
 LEARNERS = Table(
     "learner",
     "opencda_marl.learners",
-    {"mappo": "opencda_marl.learners.mappo:Mappo", "pcmappo": "opencda_marl.learners.mappo:Mappo"},
+    {
+        "mappo": "opencda_marl.learners.mappo:Mappo",
+        "pcmappo": "opencda_marl.learners.mappo:Mappo",
+        "qlearning": "opencda_marl.learners.qlearning:Qlearning",
+    },
     {
         "mappo": "multi-agent PPO: shared policy, centralised critic",
         "pcmappo": "MAPPO with a reward vector and a preference per vehicle",
+        "qlearning": "tabular Q-learning over bins of what a vehicle sees; discrete actions",
     },
 )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.networks import LearnerSettings, NetworkSettings
 from opencda_marl.settings.offpolicy import MasacSettings
+from opencda_marl.settings.qlearning import QlearningSettings
 
 __all__ = ["ALGORITHMS", "ContextSettings", "MappoSettings", "PreferenceSettings"]
 
@@ -66,5 +67,6 @@ ALGORITHMS: dict[str, type[LearnerSettings]] = {
     "pcmappo": MappoSettings,
     "masac": MasacSettings,
     "pcmasac": MasacSettings,
+    "qlearning": QlearningSettings,
 }
 """Settings of each bundled algorithm."""
