@@ -28,6 +28,7 @@ TIMING_FIELDS = ("wall_s", "ms_per_step", "spans")
 """What a clock decides in a line or a checkpoint; all other fields are equal in two runs of one seed."""
 
 _WINDOW = 20  # episodes that `best` looks back
+_SLOW = 0.2  # [s] an update that lasts longer is told of
 
 
 @dataclass(slots=True)
@@ -98,6 +99,8 @@ class Journal:
         self._since = self._started = time.perf_counter()
         self._from = self._budget.used(done.episodes, done.env_steps, done.wall_s)
         self._next_beat = 0.0
+        self._slow_updates = False
+        self._update_began = 0.0
         self._due = False  # is the boundary one at which a checkpoint is due?
         self._line: dict[str, Any] = {}
         self._mode = learner.describe().get("update_mode")
@@ -170,10 +173,18 @@ class Journal:
         if status is not None:
             self._listener(Beat(status))
 
+    def updating(self) -> None:
+        """An update begins. It is a phase of its own where it lasts; many a learner updates at every step."""
+        if self.compiling or self._slow_updates:
+            self.beat("compiling" if self.compiling else "updating")
+        self._update_began = time.perf_counter()
+
     def updated(self, losses: Mapping[str, float]) -> None:
-        """An update of the learner; its line is written with the episode."""
-        line = {"kind": "update", "episode": self.episode, "env_steps": self.done.env_steps + self.steps}
-        self._metrics.append({**line, **asdict(self._learner.counters), **losses})
+        """An update of the learner; its line, if it reports, is written with the episode."""
+        if losses:
+            line = {"kind": "update", "episode": self.episode, "env_steps": self.done.env_steps + self.steps}
+            self._metrics.append({**line, **asdict(self._learner.counters), **losses})
+        self._slow_updates = time.perf_counter() - self._update_began > _SLOW
         self.compiling = False
         if self._mode == "auto":
             self._settle()

@@ -81,7 +81,7 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
             journal.advance(step.steps)
             if learner.ready(step):
                 learner.progress(journal.counted)
-                journal.beat("compiling" if journal.compiling else "updating")
+                journal.updating()
                 with spans("update"):
                     losses = learner.update(step)
                 journal.updated(losses)
@@ -183,9 +183,11 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
     with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
         learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec)
         with closing(learner):
+            warm_up(
+                settings, simulator, learner
+            )  # before the checkpoint is read: it leaves no trace in a fresh learner
             done = _restore(folder, learner, facts, env)
             _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
-            warm_up(settings, simulator, learner)
             journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear)
             with closing(journal):
                 journal.boundary = learner.state() if done.episodes == 0 else None

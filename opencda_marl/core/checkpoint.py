@@ -2,6 +2,7 @@
 
     checkpoints/episode_40/   tensors.safetensors, state.json, config.yaml, manifest.json (sizes and hashes of the rest)
     checkpoints/latest, best   links to one of them
+    checkpoints/replay/        rows of a replay, in pieces that the state of `latest` names (core/segments.py)
 
 A checkpoint is made in a hidden folder, brought to the disk, and then renamed; `latest` is a link that is
 replaced by another one in a single rename. So at every instant `latest` is the old checkpoint or the new one.
@@ -26,6 +27,7 @@ from safetensors.numpy import load as load_tensors
 
 from opencda_marl.core.errors import CheckpointError
 from opencda_marl.core.files import array_bytes, part_of, remove_tree, sync_folder, typed, write_synced, writing
+from opencda_marl.core.segments import Segment, prune_segments
 from opencda_marl.core.spec import LearnerState
 
 __all__ = ["Checkpoint", "Checkpoints", "read_checkpoint", "write_checkpoint"]
@@ -61,9 +63,10 @@ def write_checkpoint(
     Raises:
         StorageError: it could not be written; nothing else was touched.
     """
+    segments = [segment.keep(path.parent) for segment in state.segments]
     contents = {
         _TENSORS: array_bytes(state.tensors),
-        _STATE: json.dumps({"values": state.values, "extra": dict(extra)}).encode(),
+        _STATE: json.dumps({"values": state.values, "extra": dict(extra), "segments": segments}).encode(),
         **{name: text.encode() for name, text in (texts or {}).items()},
     }
     files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
@@ -96,7 +99,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         tensors = load_tensors(contents[_TENSORS])
         state = json.loads(contents[_STATE])
-        return Checkpoint(folder, LearnerState(tensors, state["values"]), state["extra"])
+        segments = [Segment.stored(facts, folder.parent) for facts in state.get("segments", [])]
+        return Checkpoint(folder, LearnerState(tensors, state["values"], segments), state["extra"])
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of this program: {error}", fix=_OTHER) from error
 
@@ -202,6 +206,7 @@ class Checkpoints:
                 remove_tree(target)  # left by a run that was killed before `latest` knew of it
             write_checkpoint(target, state, extra, texts)
             self._point("latest", name)
+            prune_segments(self.folder, [segment.keep(self.folder)["name"] for segment in state.segments])
         if best:
             self._point("best", name)
         self._prune(pinned)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "describe_machine", "git_commit", "peak_memory_mib", "versions"]
+__all__ = ["available_memory", "cores", "describe_machine", "git_commit", "peak_memory_mib", "versions"]
 
 _PACKAGES = ("opencda-marl", "torch", "numpy", "numba", "libsumo", "traci", "eclipse-sumo", "safetensors", "pydantic")
 
@@ -30,6 +30,34 @@ def versions() -> dict[str, str]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be taken without swapping, within the limit of this process's group; None: not known."""
+    found = [limit - used for limit, used in map(_group_memory, _GROUP_FILES) if limit is not None and used is not None]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return min(found) if found else None
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return min([*found, *([] if free is None else [1024 * int(free)])], default=None)
+
+
+_GROUP_FILES = (  # control groups, version 2 and 1: the limit, and what is in use
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def _group_memory(files: tuple[str, str]) -> tuple[int | None, int | None]:
+    def number(path: str) -> int | None:
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            return None
+        return int(text) if text.isdigit() else None  # "max": no limit
+
+    return number(files[0]), number(files[1])
 
 
 def peak_memory_mib() -> float:

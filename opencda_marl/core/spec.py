@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
 
+from opencda_marl.core.segments import Segment
+
 __all__ = [
     "Action",
     "ActionSpec",
@@ -131,6 +133,7 @@ class LearnerState:
 
     tensors: dict[str, np.ndarray]  # weights, moments, normalisers, stored rows
     values: dict[str, Any]  # JSON: counters, generators, versions
+    segments: list[Segment] = field(default_factory=list)  # rows of a replay, in order
 
 
 class Learner(Protocol):

@@ -10,11 +10,15 @@ LEARNERS = Table(
     {
         "mappo": "opencda_marl.learners.mappo:Mappo",
         "pcmappo": "opencda_marl.learners.mappo:Mappo",
+        "masac": "opencda_marl.learners.masac:make_masac",
+        "pcmasac": "opencda_marl.learners.masac:make_masac",
         "qlearning": "opencda_marl.learners.qlearning:Qlearning",
     },
     {
         "mappo": "multi-agent PPO: shared policy, centralised critic",
         "pcmappo": "MAPPO with a reward vector and a preference per vehicle",
+        "masac": "multi-agent soft actor-critic: shared policy, twin critics, replay",
+        "pcmasac": "MASAC with a reward vector and a preference per vehicle",
         "qlearning": "tabular Q-learning over bins of what a vehicle sees; discrete actions",
     },
 )

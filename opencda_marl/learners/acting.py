@@ -21,8 +21,9 @@ from opencda_marl.learners.preference import Preferences
 from opencda_marl.nn.context import ActingEncoder, Encoder, encoder_version
 from opencda_marl.nn.device import resolve_acting_threads, set_threads, torch_build
 from opencda_marl.nn.flat import Layout, Parameters
-from opencda_marl.nn.heads import Head
+from opencda_marl.nn.heads import ActingHead
 from opencda_marl.nn.replica import Replica, resolve_acting_device
+from opencda_marl.settings.networks import NetworkSettings, own_settings
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["ActingPolicy"]
@@ -56,19 +57,20 @@ class ActingPolicy:
         trained: bool,
         actor: Actor,
         layout: Layout,
-        head: Head,
+        head: ActingHead,
         conditioned: bool,
         device: torch.device,
         rng: np.random.Generator,
     ) -> None:
-        self.device = resolve_acting_device(settings.learner.acting_device, device)
+        own = own_settings(settings.learner, NetworkSettings)
+        self.device = resolve_acting_device(own.acting_device, device)
         self._training = device
         self._observation = observation
         self._actor, self._head, self._encoder = actor, head, encoder
         self._replica = Replica(layout, self.device, device)
         self.threads = settings.threads
         if self._replica.engaged:
-            self.threads = resolve_acting_threads(settings.learner.acting_threads)
+            self.threads = resolve_acting_threads(own.acting_threads)
         set_threads(self.threads)
         self._preferences = Preferences(settings.preference, settings.seed) if conditioned else None
         self._exploration = generator(settings.seed, Branch.EXPLORATION)

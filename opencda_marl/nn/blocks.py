@@ -15,7 +15,7 @@ from torch import Tensor
 from opencda_marl.nn.flat import Parameters
 from opencda_marl.settings.networks import Activation
 
-__all__ = ["ACTIVATIONS", "Mlp", "linear", "orthogonal"]
+__all__ = ["ACTIVATIONS", "Mlp", "TwinMlp", "linear", "orthogonal"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
 """What bends a layer's output."""
@@ -92,3 +92,46 @@ class Mlp:
         for i in range(len(self.hidden)):
             x = bend(linear(parameters, f"{prefix}{i}.", x))
         return x if self.outputs is None else linear(parameters, f"{prefix}{len(self.hidden)}.", x)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinMlp:
+    """Two networks of the same form side by side, in one product per layer.
+
+    Args:
+        inputs: width of what goes in.
+        hidden: widths of the layers that end in an activation.
+        outputs: width of the last, linear layer.
+        activation: name of it.
+    """
+
+    inputs: int
+    hidden: tuple[int, ...]
+    outputs: int
+    activation: Activation = "relu"
+
+    def _one(self) -> Mlp:
+        return Mlp(self.inputs, self.hidden, self.outputs, self.activation)
+
+    def shapes(self, prefix: str) -> Shapes:
+        """Name -> shape of each parameter: those of one network behind a first axis of two, biases as rows."""
+        one = self._one().shapes(prefix)
+        return {name: (2, 1, *shape) if len(shape) == 1 else (2, *shape) for name, shape in one.items()}
+
+    def initialise(self, rng: np.random.Generator, prefix: str, *, gain: float = 1.0) -> Arrays:
+        """First values, drawn apart for each of the two."""
+        first, second = (self._one().initialise(rng, prefix, gain=gain) for _ in range(2))
+        return {
+            name: np.stack([first[name], second[name]]).reshape(shape) for name, shape in self.shapes(prefix).items()
+        }
+
+    def __call__(
+        self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "two rows outputs"]:
+        """Apply both."""
+        bend, last = ACTIVATIONS[self.activation], len(self.hidden)
+        both = x.expand(2, *x.shape)
+        for i in range(last + 1):
+            both = torch.baddbmm(parameters[f"{prefix}{i}.bias"], both, parameters[f"{prefix}{i}.weight"])
+            both = bend(both) if i < last else both
+        return both

@@ -21,8 +21,10 @@ from opencda_marl.nn.blocks import Arrays, Shapes
 from opencda_marl.nn.flat import Parameters
 
 __all__ = [
+    "ActingHead",
     "Categorical",
     "Head",
+    "SquashedGaussian",
     "TanhGaussian",
     "gaussian_log_prob",
     "make_head",
@@ -72,12 +74,24 @@ def tanh_gaussian_entropy(
     return (log_std + 0.5 * math.log(2.0 * math.pi * math.e) + expected).sum(-1)
 
 
-@runtime_checkable
-class Head(Protocol):
-    """An actor's last step."""
+class ActingHead(Protocol):
+    """What acting needs of an actor's last step."""
 
     outputs: int  # width of the actor's last layer
     stored: int  # numbers stored per action
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows noises"]:
+        """What `act` needs to explore."""
+
+    def act(
+        self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
+    ) -> tuple[_Actions, _Actions]:
+        """Actions and what to store of them; without noise the likeliest ones."""
+
+
+@runtime_checkable
+class Head(ActingHead, Protocol):
+    """An actor's last step, with the probabilities that policy gradients need."""
 
     def initial_bias(self) -> np.ndarray:
         """Of the last layer, [outputs]: what the first policy does."""
@@ -87,14 +101,6 @@ class Head(Protocol):
 
     def initialise(self, prefix: str) -> Arrays:
         """Their first values."""
-
-    def noise(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows noises"]:
-        """What `act` needs to explore."""
-
-    def act(
-        self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
-    ) -> tuple[_Actions, _Actions]:
-        """Actions and what to store of them; without noise the likeliest ones."""
 
     def log_prob(self, parameters: Parameters, prefix: str, outputs: _Outputs, stored: _Actions) -> _Rows:
         """Of stored actions."""
@@ -151,6 +157,46 @@ class TanhGaussian:
 
     def _spread(self, parameters: Parameters, prefix: str) -> Tensor:
         return parameters[prefix + "log_std"].clamp(*LOG_STD)
+
+
+class SquashedGaussian:
+    """Mean and spread from the network, squashed into [-1, 1] (SAC). Stored is the action itself.
+
+    Args:
+        size: numbers per action.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.outputs = 2 * size
+        self.stored = size
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows actions"]:
+        """Standard normal."""
+        return rng.standard_normal((rows, self.stored), np.float32)
+
+    def act(
+        self,
+        parameters: Parameters,  # noqa: ARG002 - of the interface
+        prefix: str,  # noqa: ARG002
+        outputs: _Outputs,
+        noise: Tensor | None,
+    ) -> tuple[_Actions, _Actions]:
+        """See `ActingHead`."""
+        mean, log_std = self._parts(outputs)
+        action = torch.tanh(mean if noise is None else mean + torch.exp(log_std) * noise)
+        return action, action
+
+    def sample(self, outputs: _Outputs, noise: _Actions) -> tuple[_Actions, _Rows]:
+        """Actions and their log-densities, differentiable by the outputs (the reparameterised form)."""
+        mean, log_std = self._parts(outputs)
+        pre_tanh = mean + torch.exp(log_std) * noise
+        # (pre_tanh - mean) / std is the noise
+        density = -0.5 * noise * noise - log_std - 0.5 * math.log(2.0 * math.pi)
+        return torch.tanh(pre_tanh), (density - tanh_correction(pre_tanh)).sum(-1)
+
+    def _parts(self, outputs: _Outputs) -> tuple[_Actions, _Actions]:
+        mean, log_std = outputs.chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD)
 
 
 class Categorical:

@@ -45,7 +45,7 @@ class PreferenceSettings:
 class MappoSettings(NetworkSettings):
     """MAPPO and PCMAPPO."""
 
-    n_steps: Annotated[int, Between(1, 100_000_000)] = 9600  # environment steps between updates
+    n_steps: Annotated[int, Between(1, 100_000_000)] = 4800  # environment steps between updates
     epochs: Annotated[int, Between(1, 100)] = 4  # passes over the stored rows in an update
     minibatch_size: Annotated[int, Between(1, 1_000_000)] = 512  # rows of a gradient step
     learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 1e-3  # at the beginning

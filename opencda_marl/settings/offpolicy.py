@@ -21,7 +21,9 @@ class OffPolicySettings(NetworkSettings):
     buffer_size: Annotated[int, Between(1_000, 100_000_000)] = 100_000  # decisions kept; the oldest give way
     batch_size: Annotated[int, Between(1, 1_000_000)] = 256  # decisions of a gradient step
     learning_starts: Annotated[int, Between(0, 100_000_000)] = 5_000  # decisions before it; actions are random so long
-    updates_per_step: Annotated[float, Between(0, 100, open_low=True)] = 1.0  # gradient steps per env step; 0.1: every 10
+    updates_per_step: Annotated[float, Between(0, 100, open_low=True)] = (
+        1.0  # gradient steps per env step; 0.1: every 10
+    )
     learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 3e-4  # at the beginning
     learning_rate_end: Annotated[float, Between(0, 1)] = 3e-4  # linear in the budget used
     tau: Annotated[float, Between(0, 1, open_low=True)] = 0.005  # share of the weights that enters the target's
