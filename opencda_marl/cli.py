@@ -279,19 +279,20 @@ def config_export(
 
 @config_app.command("reference")
 def config_reference(
-    find: Annotated[str, typer.Argument(help="Only keys that contain this.")] = "",
+    find: Annotated[str, typer.Argument(help="Only keys that contain this, or an algorithm's settings.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Everything that can be set: key, value, default, meaning."""
+    """Everything that can be set: key, value, default, meaning; settings of learners with their algorithms."""
     from opencda_marl.config_reference import rows
     from opencda_marl.display import show_table
 
-    found = [row for row in rows() if find in row.key]
+    found = [row for row in rows() if find in row.key or find in row.algorithms]
     if as_json:
-        emit([{"key": r.key, "value": r.kind, "default": r.default, "about": r.about} for r in found])
+        names = ("key", "kind", "default", "about", "algorithms")
+        emit([{"value" if name == "kind" else name: getattr(row, name) for name in names} for row in found])
         return
-    cells = [[row.key, row.default, row.kind, row.about] for row in found]
-    show_table(_console(False), ("key", "default", "value", "meaning"), cells, text=4)
+    cells = [[row.key, ", ".join(row.algorithms), row.default, row.kind, row.about] for row in found]
+    show_table(_console(False), ("key", "of", "default", "value", "meaning"), cells, text=5)
 
 
 @app.command("list")

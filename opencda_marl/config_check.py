@@ -18,6 +18,7 @@ from opencda_marl.config_yaml import Keys, Source, dump_scalar
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.learning import ALGORITHMS
+from opencda_marl.settings.networks import LearnerSettings
 from opencda_marl.settings.run import RunSettings
 
 __all__ = [
@@ -74,13 +75,20 @@ def settings_of(cls: type) -> dict[str, Setting]:
     return found
 
 
-def leaves(cls: type, prefix: Keys = ()) -> Iterator[tuple[Keys, Setting]]:
-    """Every setting below a class that is not itself a block, with its full path."""
+def leaves(cls: type, prefix: Keys = (), *, learner: type | None = None) -> Iterator[tuple[Keys, Setting]]:
+    """Every setting below a class that is not itself a block, with its full path.
+
+    Args:
+        cls: settings class.
+        prefix: where it stands.
+        learner: settings class of the algorithm, for the block that is each algorithm's own; None: that one is empty.
+    """
     for key, setting in settings_of(cls).items():
         if setting.block is None:
             yield (*prefix, key), setting
         else:
-            yield from leaves(setting.block, (*prefix, key))
+            block = learner if setting.block is LearnerSettings and learner is not None else setting.block
+            yield from leaves(block, (*prefix, key), learner=learner)
 
 
 def source_of(sources: Mapping[Keys, Source], keys: Keys) -> Source | None:
@@ -103,7 +111,7 @@ def describe_type(hint: Any) -> str:
         plural = {int: "whole numbers", float: "numbers", str: "names"}
         return f"a list of {plural[get_args(hint)[0]]}"
     if get_origin(hint) is dict:
-        return "a block of 'name: number' lines"
+        return f"a block of 'name: {describe_type(get_args(hint)[1]).removeprefix('a ')}' lines"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
     return words.get(hint, "a block of settings")
 
@@ -143,10 +151,10 @@ def examine(
         the settings (None where they cannot be made), what is wrong with them.
     """
     rest = {key: value for key, value in tree.items() if key != "learner"}
-    settings, problems = _examined(RunSettings, rest, (), merge_defaults=merge_defaults)
+    settings, problems = _examined(RunSettings, rest, (), learner=learner, merge_defaults=merge_defaults)
     if learner is None:
         return None, problems
-    inner, wrong = examine_block(learner, tree.get("learner", {}), ("learner",))
+    inner, wrong = examine_block(learner, tree.get("learner", {}), ("learner",), merge_defaults=merge_defaults)
     problems += wrong
     if settings is None or inner is None:
         return None, problems
@@ -154,25 +162,26 @@ def examine(
     return settings, problems or cross_check(settings, files=files)
 
 
-def examine_block(cls: type, tree: Any, keys: Keys) -> tuple[Any, list[Problem]]:
-    """A block of settings by itself, and everything that is wrong with it.
+def examine_block(cls: type, tree: Any, keys: Keys, *, merge_defaults: bool = True) -> tuple[Any, list[Problem]]:
+    """A learner's block by itself, and everything that is wrong with it.
 
     Args:
         cls: its settings class.
         tree: plain values.
         keys: where it stands.
+        merge_defaults: as `examine`.
     """
     if isinstance(tree, dict):
-        return _examined(cls, tree, keys, merge_defaults=True)
+        return _examined(cls, tree, keys, learner=cls, merge_defaults=merge_defaults)
     return None, [_wrong_block(keys, tree)]
 
 
 def _examined(
-    cls: type[_Settings], tree: Mapping[str, Any], keys: Keys, *, merge_defaults: bool
+    cls: type[_Settings], tree: Mapping[str, Any], keys: Keys, *, learner: type | None, merge_defaults: bool
 ) -> tuple[_Settings | None, list[Problem]]:
     """Unknown keys, types and bounds, all in one go."""
     problems: list[Problem] = []
-    clean = _known(cls, tree, keys, problems, merge_defaults=merge_defaults)
+    clean = _known(cls, tree, keys, problems, learner=learner, merge_defaults=merge_defaults)
     made = _typed(cls, clean, keys, problems)
     told = {problem.keys for problem in problems}
     problems += [problem for problem in _out_of_bounds(cls, clean, keys) if problem.keys not in told]
@@ -209,7 +218,13 @@ def _example(keys: Keys) -> str:
 
 
 def _known(
-    cls: type, tree: Mapping[str, Any], keys: Keys, problems: list[Problem], *, merge_defaults: bool
+    cls: type,
+    tree: Mapping[str, Any],
+    keys: Keys,
+    problems: list[Problem],
+    *,
+    learner: type | None,
+    merge_defaults: bool,
 ) -> dict[str, Any]:
     """The tree under field names, without unknown keys (each a problem)."""
     known = settings_of(cls)
@@ -218,10 +233,12 @@ def _known(
         setting = known.get(key)
         path = (*keys, key)
         if setting is None:
-            problems.append(_unknown(path, known))
+            problems.append(_unknown(path, known, learner))
         elif setting.block is not None:
             if isinstance(value, dict):
-                clean[setting.field] = _known(setting.block, value, path, problems, merge_defaults=merge_defaults)
+                clean[setting.field] = _known(
+                    setting.block, value, path, problems, learner=learner, merge_defaults=merge_defaults
+                )
             else:
                 problems.append(_wrong_block(path, value))
         elif get_origin(setting.hint) is dict and isinstance(value, dict) and merge_defaults:
@@ -236,7 +253,8 @@ def _default(cls: type, field: str) -> dict[str, Any]:
     return cast("Callable[[], dict[str, Any]]", factory)()
 
 
-def _unknown(path: Keys, known: Mapping[str, Setting]) -> Problem:
+def _unknown(path: Keys, known: Mapping[str, Setting], learner: type | None) -> Problem:
+    """A key that is not among the `known` ones of its block, in a run whose learner has these settings."""
     name, key = ".".join(path), path[-1]
     here = ".".join(path[:-1])
     message = f"unknown key {name!r}"
@@ -244,13 +262,17 @@ def _unknown(path: Keys, known: Mapping[str, Setting]) -> Problem:
         return Problem(path, message, "nest it: one level of indentation for each part of the name")
     if key in _YAML_KEYS:
         return Problem(path, message, f"did you mean {'.'.join((*path[:-1], _YAML_KEYS[key]))!r}?")
-    elsewhere = [".".join(keys) for keys, _ in leaves(RunSettings) if keys[-1] == key]
-    # an algorithm's own name is an alias of `learner` at the top
-    near = difflib.get_close_matches(key, [*known, *(ALGORITHMS if len(path) == 1 else ())], n=1)
-    if near and not elsewhere:
-        return Problem(path, message, f"did you mean {'.'.join((*path[:-1], near[0]))!r}?")
+    elsewhere = [".".join(keys) for keys, _ in leaves(RunSettings, learner=learner) if keys[-1] == key]
     if elsewhere:
         return Problem(path, message, f"did you mean {' or '.join(repr(one) for one in elsewhere[:3])}?")
+    algorithms: Mapping[str, type] = ALGORITHMS
+    owners = [algorithm for algorithm, cls in algorithms.items() if key in settings_of(cls)]
+    if owners:
+        return Problem(path, message, f"only {', '.join(owners)} have it: remove it, or choose one of them")
+    # an algorithm's own name is an alias of `learner` at the top
+    near = difflib.get_close_matches(key, [*known, *(ALGORITHMS if len(path) == 1 else ())], n=1)
+    if near:
+        return Problem(path, message, f"did you mean {'.'.join((*path[:-1], near[0]))!r}?")
     return Problem(path, message, f"known{f' in {here}' if here else ''}: {', '.join(known)}")
 
 
@@ -282,7 +304,8 @@ def _wrong_type(cls: type, tree: dict[str, Any], keys: Keys, loc: Keys) -> Probl
         return _wrong_type(setting.block, value, path, loc[1:])
     if get_origin(setting.hint) is dict and isinstance(value, dict) and len(loc) > 1:
         path, value = (*path, loc[1]), value[loc[1]]
-        return Problem(path, f"{'.'.join(path)} is a number, not {_shown(value)}", "write a number")
+        wanted = describe_type(get_args(setting.hint)[1])
+        return Problem(path, f"{'.'.join(path)} is {wanted}, not {_shown(value)}", f"write {wanted}")
     wanted = describe_type(setting.hint)
     return Problem(path, f"{'.'.join(path)} is {wanted}, not {_shown(value)}", _type_fix(setting.hint, value))
 

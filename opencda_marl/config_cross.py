@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opencda_marl.core.objectives import OBJECTIVES
+from opencda_marl.settings.networks import NetworkSettings
+from opencda_marl.settings.offpolicy import OffPolicySettings
 from opencda_marl.settings.run import EvaluationSettings, RunSettings
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings
 
 __all__ = ["Problem", "cross_check", "looks_like_path"]
+
+_CONTINUOUS = ("masac", "pcmasac", "matd3", "pcmatd3")  # algorithms that differentiate a value by the action
+_AMONG_LEVELS = ("dqn", "qlearning")  # those that compare the values of all actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ def cross_check(settings: RunSettings, *, files: bool) -> list[Problem]:
         *_demand(settings.demand),
         *_objectives(settings),
         *_networks(settings),
+        *_action(settings),
+        *_learner(settings),
         *_evaluation(settings.evaluation),
         *(_files(settings) if files else ()),
     ]
@@ -138,6 +145,38 @@ def _networks(settings: RunSettings) -> Iterator[Problem]:
             ("context", "heads"),
             f"context.hidden ({context.hidden}) cannot be shared by {context.heads} heads",
             "make context.hidden a multiple of context.heads",
+        )
+
+
+def _action(settings: RunSettings) -> Iterator[Problem]:
+    algorithm, action = settings.algorithm, settings.action
+    if algorithm in _CONTINUOUS and action == "levels":
+        yield Problem(
+            ("action",),
+            f"{algorithm} needs a continuous action, but action is levels",
+            "set action to target_speed or acceleration; dqn, qlearning, mappo and pcmappo can choose among levels",
+        )
+    if algorithm in _AMONG_LEVELS and action != "levels":
+        yield Problem(
+            ("action",),
+            f"{algorithm} chooses among levels, but action is {action}",
+            "set action to levels; envelope.levels says which there are",
+        )
+
+
+def _learner(settings: RunSettings) -> Iterator[Problem]:
+    own = settings.learner
+    if isinstance(own, NetworkSettings) and own.cuda_graph_update and own.update_mode == "compiled":
+        yield Problem(
+            ("learner", "cuda_graph_update"),
+            "learner.update_mode is compiled, but learner.cuda_graph_update asks for cuda_graph",
+            "keep one of the two",
+        )
+    if isinstance(own, OffPolicySettings) and own.batch_size > own.buffer_size:
+        yield Problem(
+            ("learner", "batch_size"),
+            f"learner.batch_size ({own.batch_size}) is larger than learner.buffer_size ({own.buffer_size})",
+            "lower learner.batch_size, or raise learner.buffer_size",
         )
 
 

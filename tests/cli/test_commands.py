@@ -288,8 +288,12 @@ def test_config_reference(typed: Typed) -> None:
     assert "learner.learning_rate_end" in said.out
     assert "seed" not in said.out
     rows = typed("config", "reference", "--json").answer
-    assert {"key", "value", "default", "about"} == {*rows[0]}
+    assert {"key", "value", "default", "about", "algorithms"} == {*rows[0]}
     assert all(row["about"] for row in rows)
+    said = typed("config", "reference", "masac").out  # an algorithm's own settings, the inherited ones with them
+    for key in ("learner.alpha", "learner.buffer_size", "learner.hidden"):
+        assert f"\n{key} " in said
+    assert "learner.n_steps" not in said
 
 
 def test_list(typed: Typed) -> None:

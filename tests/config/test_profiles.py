@@ -1,6 +1,7 @@
 """Profiles: parents, merging, aliases, overrides, names, paths; each mistake is one message with its place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from opencda_marl.config import (
     require_budget,
     to_yaml,
 )
-from opencda_marl.config_check import check
+from opencda_marl.config_check import Setting, check, leaves
+from opencda_marl.config_cross import cross_check
+from opencda_marl.config_yaml import Keys
 from opencda_marl.core.errors import CheckpointError, ConfigError, StorageError
 from opencda_marl.core.tables import Table
-from opencda_marl.settings.learning import MappoSettings, PreferenceSettings
+from opencda_marl.settings.learning import ALGORITHMS, MappoSettings, PreferenceSettings
+from opencda_marl.settings.networks import LearnerSettings, own_settings
+from opencda_marl.settings.offpolicy import MasacSettings
+from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import DemandSettings, ScenarioSettings
 
@@ -261,42 +267,167 @@ def test_unknown_keys_get_the_nearest_name(write: Write, text: str, key: str, fi
     assert error.fix.startswith(fix)
 
 
-def test_every_field_refuses_what_is_not_of_its_type(write: Write) -> None:
-    from opencda_marl.config_check import leaves
+def own_leaves(algorithm: str) -> Iterator[tuple[Keys, Setting]]:
+    """The settings of a run of this algorithm; those that are no learner's only once."""
+    for keys, setting in leaves(RunSettings, learner=ALGORITHMS[algorithm]):
+        if keys[0] == "learner" or algorithm == RunSettings().algorithm:
+            yield keys, setting
 
-    for keys, _ in leaves(RunSettings):
-        if keys[0] == "algorithm":
-            continue
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_field_refuses_what_is_not_of_its_type(write: Write, algorithm: str) -> None:
+    found = [keys for keys, _ in own_leaves(algorithm) if keys[0] != "algorithm"]
+    assert len(found) == len({*found}) > 5
+    for keys in found:
         text = "{nonsense: {deeper: [1]}}"
-        for key in reversed(keys):
+        for key in reversed(keys[1:]):
             text = f"{{{key}: {text}}}"
-        assert ".".join(keys) in refused(write(p=text)).message
+        assert ".".join(keys) in refused(write(p=f"algorithm: {algorithm}\n{keys[0]}: {text}\n")).message
 
 
-def test_every_bound_is_held(write: Write) -> None:
+_BOUNDS_CHECKED = {"mappo": 80, "pcmappo": 20, "qlearning": 10}  # of whom: at least so many; others have more than 20
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_bound_is_held(write: Write, algorithm: str) -> None:
     """Just outside each declared bound is refused, the bound itself (unless open) is not out of bounds."""
-    from opencda_marl.config_check import leaves
-
     checked = 0
-    for keys, setting in leaves(RunSettings):
-        bounds = setting.bounds
+    for keys, setting in own_leaves(algorithm):
+        bounds, kind = setting.bounds, str(setting.hint)
         if bounds is None:
             continue
-        whole = "int" in str(setting.hint)
+        whole = "int" in kind
         step = 1 if whole else 1e-6
         edges = [(bounds.low, -step), (bounds.high, step)]
         for edge, outwards in edges:
             if edge is None:
                 continue
             value = edge + outwards if whole else edge + outwards * max(1.0, abs(edge))
-            shown = f"[{value!r}]" if str(setting.hint).startswith("list") else repr(value)
-            if setting.key == "turning_shares":
-                shown = f"[{value!r}]"
-            name = ".".join([*keys, "delay"] if setting.key == "weights" else keys)
-            error = refused(write(p="keep: 1\n"), "p", f"{name}={shown}")
+            listed = kind.startswith("list") or ("list" in kind and kind.startswith("dict"))
+            shown = f"[{value!r}]" if listed or setting.key == "turning_shares" else repr(value)
+            name = ".".join([*keys, "delay"] if kind.startswith("dict") else keys)
+            error = refused(write(p=f"algorithm: {algorithm}\nkeep: 1\n"), "p", f"{name}={shown}")
             assert "it must be" in error.message, keys
             checked += 1
-    assert checked > 80
+    assert checked > _BOUNDS_CHECKED.get(algorithm, 20)
+
+
+# --- settings that learners inherit
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_block_of_every_algorithm(write: Write, algorithm: str) -> None:
+    action = "action: levels\n" if algorithm in ("dqn", "qlearning") else ""
+    root = write(p=f"algorithm: {algorithm}\n{action}{algorithm}: {{learning_rate: 0.125}}\n")
+    settings = load(root)
+    assert type(settings.learner) is ALGORITHMS[algorithm]
+    assert settings.learner == replace(ALGORITHMS[algorithm](), learning_rate=0.125)  # type: ignore[call-arg]
+    assert (
+        load(root, "p", "learner.learning_rate=0.25").learner
+        == load(root, "p", f"{algorithm}.learning_rate=0.25").learner
+    )
+    check(settings)
+    assert from_yaml(to_yaml(settings)) == settings
+    assert config_hash(settings) != config_hash(load(root, "p", "learner.learning_rate=0.25"))
+    assert changes(settings, load(root, "p", "learner.learning_rate=0.25")) == ["learner.learning_rate"]
+    # the same block in another algorithm's profile is checked, and told to be ignored
+    other = "mappo" if algorithm != "mappo" else "pcmappo"
+    found = load_profile("p", config_root=write(p=f"algorithm: {other}\n{algorithm}: {{learning_rate: 0.1}}\n"))
+    assert len(found.ignored) == 1
+    assert (
+        f"{algorithm}.learning_rate is 2.0"
+        in refused(write(p=f"algorithm: {other}\n{algorithm}: {{learning_rate: 2.0}}\n")).message
+    )
+
+
+def test_an_inherited_setting_has_its_owners_default(write: Write) -> None:
+    assert load(write(p="algorithm: mappo\n")).learner == MappoSettings()
+    own = own_settings(load(write(p="algorithm: masac\n")).learner, MasacSettings)
+    assert (own.hidden, own.ego_hidden, own.activation, own.update_mode) == ([256, 256], [], "relu", "eager")
+    own = own_settings(load(write(p="algorithm: masac\nlearner: {alpha: 0.2, hidden: [8]}\n")).learner, MasacSettings)
+    assert (own.alpha, own.hidden) == (0.2, [8])
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "fix"),
+    [
+        ("algorithm: masac\nbuffer_size: 5000", "buffer_size", "did you mean 'learner.buffer_size'?"),
+        ("algorithm: masac\nhidden: [5]", "hidden", "did you mean 'context.hidden' or 'learner.hidden'?"),
+        ("algorithm: masac\nlearner: {bufer_size: 1}", "learner.bufer_size", "did you mean 'learner.buffer_size'?"),
+        ("algorithm: masac\nlearner: {n_steps: 1}", "learner.n_steps", "only mappo, pcmappo have it: remove it"),
+        ("algorithm: masac\nepochs: 1", "epochs", "only mappo, pcmappo have it: remove it"),
+        ("algorithm: mappo\nlearner: {initial_alpha: 1}", "learner.initial_alpha", "only masac, pcmasac have it"),
+        ("algorithm: qlearning\nlearner: {activation: relu}", "learner.activation", "only mappo, pcmappo"),
+    ],
+)
+def test_a_key_of_another_algorithm_is_named_as_one(write: Write, text: str, key: str, fix: str) -> None:
+    error = refused(write(p=f"{text}\n"))
+    assert f"p.yaml:2: unknown key {key!r}" in error.message
+    assert error.fix is not None
+    assert error.fix.startswith(fix)
+
+
+def test_a_block_of_lists(write: Write) -> None:
+    root = write(p="algorithm: qlearning\naction: levels\nlearner: {ego: {speed: [0.5]}, nearest: {gap: []}}\n")
+    settings = load(root)
+    own = own_settings(settings.learner, QlearningSettings)
+    assert own.ego == {**QlearningSettings().ego, "speed": [0.5]}  # over the defaults
+    assert own.nearest == {"gap": []}
+    fewer = replace(settings, learner=replace(own, ego={"speed": [0.5]}))
+    assert from_yaml(to_yaml(fewer)) == fewer  # what was dropped stays dropped
+    error = refused(root, "p", "learner.ego.speed=fast")
+    assert "learner.ego.speed is a list of numbers" in error.message
+    assert "learner.ego is a block of 'name: list of numbers' lines" in refused(root, "p", "learner.ego=3").message
+    assert "learner.ego.speed[1] is 2000" in refused(root, "p", "learner.ego.speed=[0, 2000]").message
+
+
+@pytest.mark.parametrize("algorithm", ["masac", "pcmasac", "matd3", "pcmatd3"])
+def test_a_continuous_algorithm_refuses_levels(algorithm: str) -> None:
+    settings = RunSettings(algorithm=algorithm, action="levels", learner=MasacSettings())
+    (problem,) = cross_check(settings, files=True)
+    assert problem.keys == ("action",)
+    assert problem.message == f"{algorithm} needs a continuous action, but action is levels"
+    assert "target_speed or acceleration" in problem.fix
+    for action in ("target_speed", "acceleration"):
+        assert cross_check(replace(settings, action=action), files=True) == []
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "qlearning"])
+def test_an_algorithm_among_levels_refuses_others(algorithm: str) -> None:
+    settings = RunSettings(algorithm=algorithm, action="acceleration", learner=LearnerSettings())
+    (problem,) = cross_check(settings, files=True)
+    assert problem.message == f"{algorithm} chooses among levels, but action is acceleration"
+    assert problem.fix.startswith("set action to levels")
+    assert cross_check(replace(settings, action="levels"), files=True) == []
+
+
+def test_actions_of_a_profile_are_held_against_its_algorithm(write: Write) -> None:
+    root = write(p="algorithm: masac\naction: levels\n")
+    assert "p.yaml:2: masac needs a continuous action" in refused(root).message
+    root = write(p="keep: 3\nalgorithm: qlearning\n")
+    assert "qlearning chooses among levels, but action is target_speed" in refused(root).message
+    for algorithm in ("mappo", "pcmappo"):
+        assert load(write(p=f"algorithm: {algorithm}\naction: levels\n")).action == "levels"
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "masac"])
+def test_two_wishes_for_the_form_of_an_update(write: Write, algorithm: str) -> None:
+    root = write(p=f"algorithm: {algorithm}\n{algorithm}: {{cuda_graph_update: true}}\n")
+    for mode in ("eager", "cuda_graph", "auto"):  # whether there is CUDA is asked when the run starts
+        load(root, "p", f"learner.update_mode={mode}")
+    error = refused(root, "p", "learner.update_mode=compiled")
+    assert "p.yaml:2: learner.update_mode is compiled, but learner.cuda_graph_update" in error.message
+    load(root, "p", "learner.update_mode=compiled", "learner.cuda_graph_update=false")
+
+
+def test_a_batch_comes_out_of_the_buffer(write: Write) -> None:
+    root = write(p="algorithm: masac\nlearner:\n  buffer_size: 1000\n")
+    load(root, "p", "learner.batch_size=1000")
+    error = refused(root, "p", "learner.batch_size=1001")
+    assert "argument 'learner.batch_size=1001': learner.batch_size (1001) is larger" in error.message
+
+
+# --- several mistakes
 
 
 def test_several_mistakes_are_told_at_once_in_the_order_of_lines(write: Write) -> None:
@@ -507,8 +638,6 @@ def test_resolved_settings_are_a_profile_too(write: Write) -> None:
 
 
 def test_a_dropped_reward_part_stays_dropped_in_a_run_folder() -> None:
-    from dataclasses import replace
-
     settings = RunSettings()
     settings = replace(settings, reward=replace(settings.reward, weights={"delay": -1.0}))
     assert from_yaml(to_yaml(settings)).reward.weights == {"delay": -1.0}
@@ -523,8 +652,6 @@ def test_broken_run_folders(tmp_path: Path) -> None:
 
 
 def test_settings_made_in_python_are_checked_too() -> None:
-    from dataclasses import replace
-
     check(RunSettings())
     with pytest.raises(ConfigError, match="max_steps is 0"):
         check(replace(RunSettings(), max_steps=0))
@@ -561,8 +688,6 @@ def test_the_hash_follows_a_networks_content_not_its_place(write: Write, tmp_pat
 
 
 def test_what_a_resumed_run_may_not_change() -> None:
-    from dataclasses import replace
-
     old = RunSettings()
     assert changes(old, replace(old, max_minutes=5.0, max_episodes=3, max_env_steps=4)) == []
     assert changes(old, replace(old, seed=2, max_minutes=5.0)) == ["seed"]
