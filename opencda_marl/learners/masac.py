@@ -83,7 +83,7 @@ class SoftActorCritic:
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
         hidden, seen = tuple(own.hidden), self._torso.width + (len(OBJECTIVES) if self.conditioned else 0)
         self._policy = Mlp(seen, hidden, self.head.outputs, own.activation)
-        self._twins = TwinMlp(seen + action.size, hidden, len(self.components), own.activation)
+        self._twins = TwinMlp(seen, action.size, hidden, len(self.components), own.activation)
         actor: Shapes = self._policy.shapes("actor.policy.") | self._torso.shapes("actor.")
         context: Shapes = self._encoder.shapes("actor.context.") if self._encoder else {}
         critic: Shapes = self._torso.shapes("critic.") | self._twins.shapes("critic.values.")
@@ -109,8 +109,7 @@ class SoftActorCritic:
         self, parameters: Parameters, rows: _Batch, action: Float[Tensor, "rows actions"]
     ) -> Float[Tensor, "two rows components"]:
         """Values of both twins; the context is in the rows."""
-        seen = torch.cat([self._seen(parameters, "critic.", rows), action], -1)
-        return self._twins(parameters, "critic.values.", seen)
+        return self._twins(parameters, "critic.values.", self._seen(parameters, "critic.", rows), action)
 
     def _seen(self, parameters: Parameters, prefix: str, rows: _Batch) -> Float[Tensor, "rows seen"]:
         seen = self._torso(parameters, prefix, rows)
@@ -159,13 +158,15 @@ class SoftActorCritic:
             wanted = self.targets(fixed, self._target_layout.views(target), inputs, alpha)
 
         rows = self._view(parameters, inputs, "")
-        values = self.critic(parameters, rows, inputs["action"])  # [two, rows, components]
+        begun = self._twins.begin(parameters, "critic.values.", self._seen(parameters, "critic.", rows))
+        values = self._twins.finish(parameters, "critic.values.", begun, inputs["action"])  # [two, rows, components]
         errors = values - wanted
         critic_loss = 0.5 * (errors * errors).sum((0, 2)).mean()
 
         rows = {name: column.detach() for name, column in rows.items()}  # the actor does not move the encoder
         action, log_prob = self.head.sample(self.actor(parameters, rows), inputs["noise"])
-        mixed, _ = self._scalarised(self.critic(fixed, rows, action), rows.get("preference"))
+        acted = self._twins.finish(fixed, "critic.values.", begun.detach(), action)  # the same critic at the same view
+        mixed, _ = self._scalarised(acted, rows.get("preference"))
         actor_loss = (alpha * log_prob - torch.minimum(mixed[0], mixed[1])).mean()
 
         entropy = -log_prob.detach().mean()

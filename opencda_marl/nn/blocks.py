@@ -96,42 +96,74 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class TwinMlp:
-    """Two networks of the same form side by side, in one product per layer.
+    """Two networks of the same form side by side, of a view and an action, in one product per layer.
+
+    What the first layer makes of the view is apart from what it makes of the action (`begin`, `finish`): values of
+    several actions at the same view share the one, and the gradient by an action does not pay for the view's columns.
 
     Args:
-        inputs: width of what goes in.
+        inputs: width of the view.
+        actions: width of the action.
         hidden: widths of the layers that end in an activation.
         outputs: width of the last, linear layer.
         activation: name of it.
     """
 
     inputs: int
+    actions: int
     hidden: tuple[int, ...]
     outputs: int
     activation: Activation = "relu"
 
     def _one(self) -> Mlp:
-        return Mlp(self.inputs, self.hidden, self.outputs, self.activation)
+        return Mlp(self.inputs + self.actions, self.hidden, self.outputs, self.activation)
 
     def shapes(self, prefix: str) -> Shapes:
-        """Name -> shape of each parameter: those of one network behind a first axis of two, biases as rows."""
-        one = self._one().shapes(prefix)
-        return {name: (2, 1, *shape) if len(shape) == 1 else (2, *shape) for name, shape in one.items()}
+        """Name -> shape of each parameter: behind a first axis of two, biases as rows, the action's weights apart."""
+        first = (self.hidden or (self.outputs,))[0]
+        found: Shapes = {}
+        for name, shape in self._one().shapes(prefix).items():
+            found[name] = (2, 1, *shape) if len(shape) == 1 else (2, *shape)
+        found[f"{prefix}0.weight"] = (2, self.inputs, first)
+        return {**found, f"{prefix}0.action": (2, self.actions, first)}
 
     def initialise(self, rng: np.random.Generator, prefix: str, *, gain: float = 1.0) -> Arrays:
         """First values, drawn apart for each of the two."""
-        first, second = (self._one().initialise(rng, prefix, gain=gain) for _ in range(2))
-        return {
-            name: np.stack([first[name], second[name]]).reshape(shape) for name, shape in self.shapes(prefix).items()
-        }
+        pair = [self._one().initialise(rng, prefix, gain=gain) for _ in range(2)]
+        made = {name: np.stack([one[name] for one in pair]) for name in pair[0]}
+        first = made[f"{prefix}0.weight"]
+        made[f"{prefix}0.weight"], made[f"{prefix}0.action"] = first[:, : self.inputs], first[:, self.inputs :]
+        return {name: made[name].reshape(shape) for name, shape in self.shapes(prefix).items()}
+
+    def begin(
+        self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
+    ) -> Float[Tensor, "two rows first"]:
+        """The first layer's sums, without the action's share."""
+        return torch.baddbmm(parameters[f"{prefix}0.bias"], x.expand(2, *x.shape), parameters[f"{prefix}0.weight"])
+
+    def finish(
+        self,
+        parameters: Parameters,
+        prefix: str,
+        begun: Float[Tensor, "two rows first"],
+        action: Float[Tensor, "rows actions"],
+    ) -> Float[Tensor, "two rows outputs"]:
+        """Values of an action at a view that `begin` was given."""
+        weight = parameters[f"{prefix}0.action"]
+        # one action: a product of a column and a row, which needs no matrix product
+        share = action * weight if self.actions == 1 else torch.matmul(action, weight)
+        both = begun + share
+        for i in range(1, len(self.hidden) + 1):
+            both = ACTIVATIONS[self.activation](both)
+            both = torch.baddbmm(parameters[f"{prefix}{i}.bias"], both, parameters[f"{prefix}{i}.weight"])
+        return both
 
     def __call__(
-        self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
+        self,
+        parameters: Parameters,
+        prefix: str,
+        x: Float[Tensor, "rows inputs"],
+        action: Float[Tensor, "rows actions"],
     ) -> Float[Tensor, "two rows outputs"]:
         """Apply both."""
-        bend, last = ACTIVATIONS[self.activation], len(self.hidden)
-        both = x.expand(2, *x.shape)
-        for i in range(last + 1):
-            both = torch.baddbmm(parameters[f"{prefix}{i}.bias"], both, parameters[f"{prefix}{i}.weight"])
-            both = bend(both) if i < last else both
-        return both
+        return self.finish(parameters, prefix, self.begin(parameters, prefix, x), action)
