@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spec import Observation
 from opencda_marl.settings.learning import ContextSettings
+from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave
 from opencda_marl.tools.plain import PlainNets, Rows, Sizes, plain_act
@@ -38,10 +40,24 @@ def bench_act(settings: RunSettings, *, vehicles: int, threads: int) -> dict[str
         settings: of the profile.
         vehicles: that act at once, with 10 to 13 neighbour rows each.
         threads: of torch.
+
+    Raises:
+        ConfigError: the profile's learner has no networks.
     """
+    _networks(settings)
     with Worker(_measurement, settings, vehicles, threads) as worker:
         found: dict[str, Any] = worker()
     return found
+
+
+def _networks(settings: RunSettings) -> NetworkSettings:
+    own = settings.learner
+    if not isinstance(own, NetworkSettings):
+        raise ConfigError(
+            f"{settings.algorithm} has no networks: there is nothing to hold its acting against",
+            fix="measure a whole run of it: opencda-marl bench run",
+        )
+    return own
 
 
 def _measurement(settings: RunSettings, vehicles: int, threads: int) -> Callable[[], dict[str, Any]]:
@@ -56,7 +72,7 @@ def _measurement(settings: RunSettings, vehicles: int, threads: int) -> Callable
 
 def _measure(settings: RunSettings, vehicles: int, threads: int) -> dict[str, Any]:
     variants = {"profile": settings}
-    wide = replace(settings.learner, hidden=[256, 256], ego_hidden=[], train_context_encoder=None)
+    wide = replace(_networks(settings), hidden=[256, 256], ego_hidden=[], train_context_encoder=None)
     for name, context in _PAGE.items():
         variants[name] = replace(settings, context=context, learner=wide)
     sources: dict[str, Callable[[], Block]] = {}
@@ -104,7 +120,7 @@ def _plain(settings: RunSettings, vehicles: int) -> Callable[[], Block]:
     """A torch module under no_grad: arrays in, arrays out."""
     spec, _ = specs(settings)
     torch.manual_seed(0)
-    nets = PlainNets(sizes_of(settings), settings.context, settings.learner, frozen=False)
+    nets = PlainNets(sizes_of(settings), settings.context, _networks(settings), frozen=False)
     preference = torch.full((vehicles, sizes_of(settings).preference), 1.0 / 3.0)
     scene = Scene(spec, vehicles)
     observations = [scene.observation() for _ in range(_SCENES)]

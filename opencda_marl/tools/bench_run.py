@@ -18,6 +18,7 @@ from opencda_marl.tools.bench_env import crossing_of
 from opencda_marl.tools.child_runs import ChildRun
 from opencda_marl.tools.floor import bare_loop
 from opencda_marl.tools.measure import Load, Worker, interleave, median, paired_ratio
+from opencda_marl.tools.short_runs import learn_within, steps_between_updates, update_facts
 
 __all__ = ["bench_run", "present"]
 
@@ -60,7 +61,9 @@ def bench_run(
     """
     from opencda_marl.assemble import make_roads
 
-    shared = [*overrides, *_short(settings), *([] if threads is None else [f"threads={threads}"])]
+    episodes = _episodes(settings)
+    learning = learn_within(settings.learner, episodes * settings.max_steps, settings.decision_interval)
+    shared = [*overrides, *_short(settings), *learning, *([] if threads is None else [f"threads={threads}"])]
     make = _Maker(name, folder, config_root, shared)
     rate = None if vehicles is None else _scaled_rate(make, settings, vehicles)
     extra = [] if rate is None else [f"demand.rate_vph={rate}", "demand.rate_draw=choice"]
@@ -71,23 +74,33 @@ def bench_run(
         floor = stack.enter_context(Worker(bare_loop, crossing, inside, _FLOOR_STEPS))
         floor()
         load = stack.enter_context(Load())
-        episodes = _episodes(settings)
         runs = iter(range(_REPEATS))
         sources: dict[str, Callable[[], Any]] = {
             "floor": floor,
             "run": lambda: make(f"run{next(runs)}", [*extra, f"max_episodes={episodes}"]),
         }
         found = interleave(sources, _REPEATS)
+    summary = _summary([block.ms for block in found["floor"]], found["run"], settings)
     return {
-        **_summary([block.ms for block in found["floor"]], found["run"], settings),
+        **summary,
+        "asked_vehicles": vehicles,
+        "notes": _notes(vehicles, summary["vehicles"]),
         "threads": settings.threads if threads is None else threads,
         "profile": name,
         "rate_vph": rate if rate is not None else settings.demand.rate_vph,
         "episodes": episodes,
-        "epochs": settings.learner.epochs,
-        "update_mode": settings.learner.update_mode,
+        **update_facts(settings.learner),
+        "overrides": list(learning),
         **load.report(),
     }
+
+
+def _notes(asked: int | None, present: float) -> list[str]:
+    if asked is None or abs(present - asked) <= _NEAR * asked:
+        return []
+    return [
+        f"{asked} vehicles were asked for; the nearest that this crossing and policy were brought to is {present:g}"
+    ]
 
 
 def _summary(floors: list[float], runs: list[_Outcome], settings: RunSettings) -> dict[str, Any]:
@@ -110,6 +123,7 @@ def _summary(floors: list[float], runs: list[_Outcome], settings: RunSettings) -
         "memory_mib": round(max(run.memory_mib for run in runs), 1),
         "span_ms": {span: round(seconds * 1000.0 / steps, 4) for span, seconds in spans.items()},
         "unaccounted_share": round(1.0 - sum(spans.values()) / wall, 4),
+        "gradient_steps_per_step": round(sum(int(run.lines[-1]["training_step"]) for run in runs) / steps, 3),
         "rows": [
             {"name": f"run {index}", "ms": round(ms, 4), "floor_ms": round(floor, 4), "steps": _steps(run.lines)}
             for index, (ms, floor, run) in enumerate(zip(each, floors, runs, strict=True), start=1)
@@ -149,7 +163,7 @@ def _short(settings: RunSettings) -> list[str]:
 
 def _episodes(settings: RunSettings) -> int:
     """Episodes that hold whole updates: at least two, and one update."""
-    return max(2, -(-settings.learner.n_steps // settings.max_steps))
+    return max(2, -(-steps_between_updates(settings.learner) // settings.max_steps))
 
 
 class _Maker:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from opencda_marl.settings.learning import ContextSettings, MappoSettings
+from opencda_marl.settings.networks import NetworkSettings
 
 __all__ = ["PackedLstm", "PlainNets", "Rows", "Sizes", "plain_act", "plain_update"]
 
@@ -27,7 +28,7 @@ class Sizes:
     ego: int
     scene: int
     neighbour: int  # features of a neighbour row
-    preference: int  # 0: none; else there is one value per objective too, from a network of its own
+    preference: int  # 0: none; else actor and critic see it, and there is one value per objective too
 
     @property
     def values(self) -> int:
@@ -120,23 +121,24 @@ _ENCODERS: dict[str, type[PackedLstm] | type[_DeepSets] | type[_Attention]] = {
 }
 
 
+_BENDS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
 class PlainNets(nn.Module):
     """Actor and critic, each with an encoder of its own where it is trained."""
 
-    def __init__(self, sizes: Sizes, context: ContextSettings, learner: MappoSettings, *, frozen: bool) -> None:
+    def __init__(self, sizes: Sizes, context: ContextSettings, learner: NetworkSettings, *, frozen: bool) -> None:
         super().__init__()
-        make = _ENCODERS[context.encoder]
+        make, bend = _ENCODERS[context.encoder], _BENDS[learner.activation]
         self.frozen = frozen
         self.actor_encoder = make(sizes.neighbour, context)
         self.critic_encoder = self.actor_encoder if frozen else make(sizes.neighbour, context)
-        self.actor_ego = _mlp([sizes.ego, *learner.ego_hidden])
-        self.critic_ego = _mlp([sizes.ego, *learner.ego_hidden])
-        seen = (learner.ego_hidden or [sizes.ego])[-1] + context.size
-        self.actor = _mlp([seen + sizes.preference, *learner.hidden], 1)
-        self.team = _mlp([seen + sizes.scene, *learner.hidden], 1)
-        each = [seen + sizes.preference + sizes.scene, *learner.hidden]
-        self.individual = _mlp(each, sizes.preference) if sizes.preference else None
-        self.log_std = nn.Parameter(torch.full((1,), learner.initial_log_std))
+        self.actor_ego = _mlp([sizes.ego, *learner.ego_hidden], bend=bend)
+        self.critic_ego = _mlp([sizes.ego, *learner.ego_hidden], bend=bend)
+        seen = (learner.ego_hidden or [sizes.ego])[-1] + context.size + sizes.preference
+        self.actor = _mlp([seen, *learner.hidden], 1, bend)
+        self.critic = _mlp([seen + sizes.scene, *learner.hidden], sizes.values, bend)
+        self.log_std = nn.Parameter(torch.full((1,), -0.5))
 
     def trained(self) -> list[nn.Parameter]:
         """Parameters that an update changes."""
@@ -151,11 +153,7 @@ class PlainNets(nn.Module):
     def values(self, rows: Rows) -> Float[Tensor, "rows values"]:
         """Of the state: the team's, then one per objective."""
         context = rows.context if self.frozen else self.critic_encoder(rows.neighbours, rows.mask)
-        seen = torch.cat([self.critic_ego(rows.ego), context, rows.scene], -1)
-        team: Tensor = self.team(seen)
-        if self.individual is None:
-            return team
-        return torch.cat([team, self.individual(torch.cat([seen, rows.preference], -1))], -1)
+        return self.critic(torch.cat([self.critic_ego(rows.ego), context, rows.scene, rows.preference], -1))  # type: ignore[no-any-return] # as above
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from opencda_marl.core.spans import SPANS
 from opencda_marl.tools.child_runs import ChildRun, differing_fields, sum_up
 from opencda_marl.tools.drift import LOOP, compare, read_costs, shares_of_the_loop, short_path
 from opencda_marl.tools.measure import Load
+from opencda_marl.tools.short_runs import learn_within
 
 __all__ = ["profile", "proportions"]
 
@@ -104,14 +105,13 @@ def proportions(line: Mapping[str, Any]) -> dict[str, Any]:
 def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) -> tuple[str, ...]:
     """Overrides for one episode that holds its share of learning.
 
-    An update comes at the first common decision behind `n_steps`, and steps count from the first vehicle on:
-    the last twentieth of the episode makes sure of that moment.
+    An update comes at the first common decision when it is due, and steps count from the first vehicle on: the last
+    twentieth of the episode makes sure of that moment.
     """
     from opencda_marl.config import load_profile
 
     settings = load_profile(name, config_root=config_root, overrides=overrides).settings
     slack = max(10 * settings.decision_interval, settings.max_steps // 20)
-    share = max(1, min(settings.learner.n_steps, settings.max_steps - slack))
     return (
         *overrides,
         "max_episodes=1",
@@ -119,7 +119,7 @@ def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) 
         "max_minutes=null",
         "evaluation.final=false",
         "eval_every=0",
-        f"learner.n_steps={share}",
+        *learn_within(settings.learner, settings.max_steps - slack, settings.decision_interval),
     )
 
 

@@ -2,7 +2,7 @@
 
 Four short episodes; the same again, SIGKILLed in the middle of the third and resumed. Then everything that
 the two left is compared: tensors (weights, moments, normalisers, stored rows), values (counters, generators,
-schedules) and the lines of every episode and update. Only what the clock decides may differ.
+schedules), the rows of a replay and the lines of every episode and update. Only what the clock decides may differ.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import numpy as np
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.run_folder import read_episodes, read_metrics
+from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.journal import TIMING_FIELDS
 from opencda_marl.tools.child_runs import ChildRun, differing_fields, sum_up
+from opencda_marl.tools.short_runs import learn_across
 
 __all__ = ["differing_runs", "differing_states", "verify_resume"]
 
@@ -97,8 +99,6 @@ def _short_run(steps: int, name: str, config_root: Path | None, overrides: Seque
     from opencda_marl.config import load_profile
 
     settings = load_profile(name, config_root=config_root, overrides=overrides).settings
-    decision = settings.decision_interval
-    between = max(decision, steps * 3 // 4 // decision * decision)
     return (
         f"max_episodes={_EPISODES}",
         "max_env_steps=null",
@@ -108,7 +108,7 @@ def _short_run(steps: int, name: str, config_root: Path | None, overrides: Seque
         f"keep={_EPISODES}",
         "evaluation.final=false",
         "eval_every=0",
-        f"learner.n_steps={between}",
+        *learn_across(settings.learner, steps, settings.decision_interval),
     )
 
 
@@ -154,7 +154,7 @@ def differing_runs(left: Path, right: Path) -> tuple[list[str], dict[str, int]]:
         right: run folder.
 
     Returns:
-        differences (empty: exact), {tensors, numbers, values, episodes, updates}.
+        differences (empty: exact), {tensors, numbers, replay_rows, values, episodes, metrics}.
 
     Raises:
         CheckpointError: one of them has no whole checkpoint.
@@ -169,6 +169,7 @@ def differing_runs(left: Path, right: Path) -> tuple[list[str], dict[str, int]]:
     compared = {
         "tensors": len(first.state.tensors),
         "numbers": sum(int(array.size) for array in first.state.tensors.values()),
+        "replay_rows": len(_replay_of(first.state.segments).get("number", ())),
         "values": len(_leaves(first.state.values)) + len(_leaves(first.extra)),
         "episodes": len(episodes[0]),
         "metrics": len(metrics[0]),
@@ -177,18 +178,38 @@ def differing_runs(left: Path, right: Path) -> tuple[list[str], dict[str, int]]:
 
 
 def differing_states(left: LearnerState, right: LearnerState) -> list[str]:
-    """Every difference between two learners: type, shape and each bit of each tensor, and each value."""
-    found = []
-    for name in sorted(left.tensors.keys() | right.tensors.keys()):
-        if name not in left.tensors or name not in right.tensors:
-            found.append(f"tensor {name}: only one run has it")
-            continue
-        one, other = left.tensors[name], right.tensors[name]
-        if one.dtype != other.dtype or one.shape != other.shape:
-            found.append(f"tensor {name}: {one.dtype}{list(one.shape)} and {other.dtype}{list(other.shape)}")
-        elif one.tobytes() != other.tobytes():
-            found.append(f"tensor {name}: {_how_far(one, other)}")
+    """Every difference between two learners: type, shape and each bit of each tensor, and each value.
+
+    Raises:
+        CheckpointError: rows of a replay cannot be read.
+    """
+    found = _differing_arrays(left.tensors, right.tensors, "tensor")
+    found += _differing_arrays(_replay_of(left.segments), _replay_of(right.segments), "replay column")
     return found + differing_values(left.values, right.values, "learner")
+
+
+def _differing_arrays(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], what: str) -> list[str]:
+    found = []
+    for name in sorted(left.keys() | right.keys()):
+        if name not in left or name not in right:
+            found.append(f"{what} {name}: only one run has it")
+            continue
+        one, other = left[name], right[name]
+        if one.dtype != other.dtype or one.shape != other.shape:
+            found.append(f"{what} {name}: {one.dtype}{list(one.shape)} and {other.dtype}{list(other.shape)}")
+        elif one.tobytes() != other.tobytes():
+            found.append(f"{what} {name}: {_how_far(one, other)}")
+    return found
+
+
+def _replay_of(segments: Sequence[Segment]) -> dict[str, np.ndarray]:
+    """What all pieces of a replay give: each row once, as the last piece that has it; in the order of their numbers."""
+    pieces = [segment.read() for segment in reversed(segments)]
+    if not pieces:
+        return {}
+    columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    _, newest = np.unique(columns["number"], return_index=True)
+    return {name: array[newest] for name, array in columns.items()}
 
 
 def differing_values(left: Mapping[str, Any], right: Mapping[str, Any], what: str) -> list[str]:

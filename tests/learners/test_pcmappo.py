@@ -36,21 +36,23 @@ def put(learner: Mappo, arrays: dict[str, np.ndarray]) -> None:
 def blind_pair(preference: PreferenceSettings, index: int | None) -> tuple[Mappo, Mappo]:
     """A conditioned learner that does not look at its preference yet, and the plain one with its weights.
 
-    The plain one's critic is the component `index` of the individual critic, or the team's (None).
+    The plain one's critic is what gives the value of objective `index`, or the team's (None).
     """
     conditioned = build(small("pcmappo", preference=preference, **OWN))
     plain = build(small("mappo", **OWN))
     arrays = named(conditioned)
     arrays["actor.policy.0.weight"][-3:] = 0.0
-    arrays["critic.individual.0.weight"][-3:] = 0.0
+    arrays["critic.values.0.weight"][-3:] = 0.0
     put(conditioned, arrays)
     twin = named(plain)
+    output = 0 if index is None else 1 + index  # of the critic
     for name in twin:
-        source = name.replace("critic.value", "critic.team" if index is None else "critic.individual")
-        value = arrays[source]
-        if value.shape != twin[name].shape:
-            last = index is not None and source in ("critic.individual.1.weight", "critic.individual.1.bias")
-            value = value[..., index : index + 1] if last else value[:-3]
+        value = arrays[name]
+        if name in ("critic.values.1.weight", "critic.values.1.bias"):
+            value = value[..., output : output + 1]
+        elif name in ("actor.policy.0.weight", "critic.values.0.weight"):
+            value = value[:-3]
+        assert value.shape == twin[name].shape, name
         twin[name] = value
     put(plain, twin)
     return conditioned, plain
@@ -91,20 +93,27 @@ def test_with_lambda_zero_it_is_the_plain_learner_on_the_teams_reward() -> None:
     assert_same_actor(conditioned, plain, before)
 
 
-def test_the_team_critic_is_blind_to_the_preference_and_the_individual_one_is_not() -> None:
-    settings = small("pcmappo")
-    learner = build(settings)
+def test_one_critic_gives_all_values_and_sees_the_preference() -> None:
+    learner = build(small("pcmappo"))
+    bodies = {name: array.shape for name, array in named(learner).items() if name.startswith("critic.values.")}
+    plain = {name: array.shape for name, array in named(build(small("mappo"))).items() if name.startswith("critic.v")}
+    assert bodies["critic.values.1.weight"] == (16, 4)
+    assert plain["critic.values.1.weight"] == (16, 1)
+    assert bodies["critic.values.0.weight"][0] == plain["critic.values.0.weight"][0] + 3
+    assert len(bodies) == len(plain) == 4
+
     drive(learner, World(4), 3)
     state = learner.state()
     found = []
-    for fixed in ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0]):
+    for fixed in ([1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]):
         twin = build(small("pcmappo", preference=PreferenceSettings(source="fixed", fixed=fixed)))
         twin.load(state, weights_only=True)
         step = World(5).reset()
         rows = {**twin._policy.view(step.observation), "scene": np.zeros(len(step.observation), np.int64)}
         found.append(twin._look_back(twin._tensors(rows, step.observation.scene[None]))[0][0])
-    assert found[0][0] == found[1][0]
-    assert (found[0][1:] != found[1][1:]).all()
+    assert found[0].shape == (4,)
+    assert (found[0] != found[1]).all()  # the team's value too: what the others want decides what becomes of the team
+    assert (found[0] == found[2]).all()
 
 
 def test_a_vehicles_preference_is_stored_with_each_of_its_decisions() -> None:

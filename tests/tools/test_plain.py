@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
+from opencda_marl.learners.mappo import Networks
+from opencda_marl.nn.context import make_encoder
 from opencda_marl.settings.learning import ContextSettings, MappoSettings
+from opencda_marl.settings.networks import Activation
+from opencda_marl.settings.run import RunSettings
+from opencda_marl.tools.bench_act import sizes_of
 from opencda_marl.tools.plain import PackedLstm, PlainNets, Rows, Sizes, plain_act, plain_update
+from opencda_marl.tools.synthetic import specs
 
 _SIZES = Sizes(ego=5, scene=10, neighbour=4, preference=3)
 _LEARNER = MappoSettings(hidden=[16], ego_hidden=[], epochs=2, minibatch_size=32, learning_rate=1e-2, entropy=0.0)
@@ -59,6 +66,40 @@ def test_actions_lie_within_their_bounds() -> None:
     assert actions.shape == (50,)
     assert actions.abs().max() <= 1.0
     assert not actions.requires_grad
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(("algorithm", "preference"), [("mappo", 0), ("pcmappo", 3)])
+def test_the_plain_networks_are_the_learners(algorithm: str, preference: int, activation: Activation) -> None:
+    """As many parameters in layers of the same shapes: else a ratio compares unequal work."""
+    own = MappoSettings(hidden=[32, 16], ego_hidden=[8], activation=activation)
+    settings = RunSettings(algorithm=algorithm, context=ContextSettings(size=8, hidden=16), learner=own)
+    spec, action = specs(settings)
+    encoder = make_encoder(spec, settings.context)
+    named = Networks(settings, spec, action, encoder, trained=True).layout.shapes
+    ours = [shape for name, shape in named.items() if ".context." not in name]  # the encoder's fused form differs
+    assert sizes_of(settings).preference == preference
+    plain = PlainNets(sizes_of(settings), settings.context, own, frozen=False)
+    # Linear keeps [outputs, inputs]
+    theirs = [tuple(reversed(p.shape)) for name, p in plain.named_parameters() if "encoder" not in name]
+    assert sorted(ours) == sorted(theirs)
+    bends = [
+        type(module) for net in (plain.actor, plain.critic, plain.actor_ego) for module in net if not _linear(module)
+    ]
+    assert bends == [{"tanh": nn.Tanh, "relu": nn.ReLU}[activation]] * 5
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def test_the_value_of_each_component_depends_on_the_preference() -> None:
+    nets = PlainNets(_SIZES, ContextSettings(size=8, hidden=16), _LEARNER, frozen=False)
+    rows = _rows(5)
+    before = nets.values(rows)
+    rows.preference = torch.tensor([[1.0, 0.0, 0.0]]).expand(5, 3)
+    assert before.shape == (5, 4)
+    assert (nets.values(rows) != before).all()
 
 
 @pytest.mark.parametrize("frozen", [True, False])
