@@ -101,7 +101,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = json.loads(contents[_STATE])
         segments = [Segment.stored(facts, folder.parent) for facts in state.get("segments", [])]
         return Checkpoint(folder, LearnerState(tensors, state["values"], segments), state["extra"])
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of this program: {error}", fix=_OTHER) from error
 
 

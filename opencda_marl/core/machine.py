@@ -34,30 +34,52 @@ def cores() -> int:
 
 def available_memory() -> int | None:
     """Bytes that can still be taken without swapping, within the limit of this process's group; None: not known."""
-    found = [limit - used for limit, used in map(_group_memory, _GROUP_FILES) if limit is not None and used is not None]
+    whole = _numbers(_PROC / "meminfo").get("MemAvailable:")
+    found = [] if whole is None else [1024 * whole]
+    found += [free for folder, names in _groups() if (free := _free_in_group(folder, names)) is not None]
+    return max(0, min(found)) if found else None
+
+
+_PROC = Path("/proc")
+_GROUPS = Path("/sys/fs/cgroup")
+_NEW = ("memory.max", "memory.current", "inactive_file")  # version 2: the limit, what is in use, files in memory
+_OLD = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # version 1
+_Names = tuple[str, str, str]
+
+
+def _groups() -> list[tuple[Path, _Names]]:
+    """Folders of the control groups that this process is in, and names of what is in them; each may set a limit."""
+    found: list[tuple[Path, _Names]] = []
+    for line in _read(_PROC / "self" / "cgroup").splitlines():
+        _, kinds, place = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, names = (_GROUPS / "memory", _OLD) if kinds else (_GROUPS, _NEW)
+        group = root / place.strip("/")
+        # inside of a container the path is the host's, and the group's own files are at the root
+        found += [(folder, names) for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return found
+
+
+def _free_in_group(folder: Path, names: _Names) -> int | None:
+    limit, used = (_read(folder / name).strip() for name in names[:2])
+    if not limit.isdigit() or not used.isdigit():  # "max": no limit
+        return None
+    # files that were read count as used, but they give way
+    return int(limit) - int(used) + _numbers(folder / "memory.stat").get(names[2], 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    rows = (line.split() for line in _read(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _read(path: Path) -> str:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return min(found) if found else None
-    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return min([*found, *([] if free is None else [1024 * int(free)])], default=None)
-
-
-_GROUP_FILES = (  # control groups, version 2 and 1: the limit, and what is in use
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-
-
-def _group_memory(files: tuple[str, str]) -> tuple[int | None, int | None]:
-    def number(path: str) -> int | None:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            return None
-        return int(text) if text.isdigit() else None  # "max": no limit
-
-    return number(files[0]), number(files[1])
+        return ""
 
 
 def peak_memory_mib() -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.numpy import load as load_arrays
 from opencda_marl.core.errors import CheckpointError
 from opencda_marl.core.files import array_bytes, part_of, sync_folder, write_synced, writing
 
-__all__ = ["Segment", "prune_segments"]
+__all__ = ["Segment", "materialise", "prune_segments"]
 
 _FOLDER = "replay"
 _FIX = "the replay lives beside checkpoints/latest alone: start a new run from its policy with --init-from"
@@ -102,7 +102,9 @@ class Segment:
         folder = checkpoints / _FOLDER
         if self._facts is None or self._folder != folder:
             data = array_bytes(self.read())
-            name = f"rows_{self.first}_{self.last}.safetensors"
+            digest = hashlib.sha256(data).hexdigest()
+            # named by content too: several may lie between the same numbers, and none may replace another one
+            name = f"rows_{self.first}_{self.last}_{digest[:8]}.safetensors"
             with writing(folder / name):
                 folder.mkdir(parents=True, exist_ok=True)
                 part = part_of(folder / name)
@@ -113,9 +115,27 @@ class Segment:
                 except OSError:
                     part.unlink(missing_ok=True)
                     raise
-            self._facts = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            self._facts = {"name": name, "bytes": len(data), "sha256": digest}
             self._folder, self._arrays = folder, None
         return {"first": self.first, "last": self.last, **self._facts}
+
+
+def materialise(segments: Sequence[Segment]) -> dict[str, np.ndarray]:
+    """What pieces give, applied in order: each row once, as the last piece that has it says.
+
+    Returns:
+        "number" [rows], ascending, and the columns [rows, ...] by name; empty without pieces.
+
+    Raises:
+        CheckpointError: the file of one is gone, cut short or changed.
+    """
+    pieces = [segment.read() for segment in segments]
+    if not pieces:
+        return {}
+    numbers = np.concatenate([piece["number"] for piece in pieces])
+    _, from_behind = np.unique(numbers[::-1], return_index=True)
+    last = len(numbers) - 1 - from_behind
+    return {name: np.concatenate([piece[name] for piece in pieces])[last] for name in pieces[0]}
 
 
 def prune_segments(checkpoints: Path, kept: Collection[str]) -> None:

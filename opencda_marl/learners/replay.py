@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from opencda_marl.core.errors import ConfigError, NotFiniteError, OutOfMemoryError
+from opencda_marl.core.errors import CheckpointError, ConfigError, NotFiniteError, OutOfMemoryError
 from opencda_marl.core.machine import available_memory
 from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import Closed
@@ -37,16 +37,13 @@ _SHARE = 0.8  # of the free memory that a ring may take
 
 
 class Replay:
-    """The ring. Its memory is taken when the first row comes.
+    """The ring. Its memory is taken when the first row comes; a learner that only acts needs none.
 
     Args:
         view: columns that describe what a vehicle saw: name -> (shape of a row, dtype).
         decision: columns that describe what it did.
         components: of the reward.
         capacity: rows.
-
-    Raises:
-        OutOfMemoryError: the ring would not fit into the memory that is free.
     """
 
     def __init__(self, view: _Columns, decision: _Columns, *, components: int, capacity: int) -> None:
@@ -56,10 +53,10 @@ class Replay:
         self.bytes_per_row = sum(
             int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize for shape, kind in self._columns.values()
         )
-        self._check_memory()
         self._ring: _Table = {}
         self._buffers: _Table = {}  # of the last batch
         self.total = 0  # rows added so far
+        self.decisions = 0  # those of them that are no last views
         self.usable = 0  # rows that can be drawn
         self._open = np.zeros(0, np.int64)  # numbers of rows whose interval is not over
         self._waiting = np.zeros(0, np.int64)  # numbers of rows whose vehicle goes on and has not decided again
@@ -67,7 +64,12 @@ class Replay:
         self._changed: list[np.ndarray] = []  # numbers of such rows that changed since
         self._segments: list[Segment] = []
 
-    def _check_memory(self) -> None:
+    def _blank(self) -> _Table:
+        """Columns of a ring without rows; the system gives the memory as they are written.
+
+        Raises:
+            OutOfMemoryError: it would not fit into the memory that is free.
+        """
         size, free = self.capacity * self.bytes_per_row, available_memory()
         if free is not None and size > _SHARE * free:
             fitting = int(_SHARE * free / self.bytes_per_row) // 1000 * 1000
@@ -76,6 +78,7 @@ class Replay:
                 f"but {_size(free)} of memory are free ({self.describe()})",
                 fix=f"learner.buffer_size={max(1000, fitting)}",
             )
+        return {name: np.zeros((self.capacity, *shape), kind) for name, (shape, kind) in self._columns.items()}
 
     def describe(self) -> str:
         """Rows and bytes, of this ring and of some usual sizes."""
@@ -101,6 +104,8 @@ class Replay:
         Raises:
             ValueError: a vehicle has an open decision already.
             NotFiniteError: something that was seen or done is no number.
+            ConfigError: the ring is too small for the decisions that are open at once.
+            OutOfMemoryError: it is the first row, and the ring does not fit into the memory that is free.
         """
         if not len(ids):
             return
@@ -108,6 +113,7 @@ class Replay:
         if twice.any():
             raise ValueError(f"vehicle {ids[twice][0]} decided again before its last decision was closed")
         fresh = self._append({"id": ids, "opened": opened, "rewards": 0.0, **columns}, len(ids))
+        self.decisions += len(ids)
         before, known = _match(ids, self._ids(self._waiting))
         self._complete(self._waiting[before[known]], fresh[known])
         self._waiting = np.delete(self._waiting, before[known])
@@ -132,7 +138,8 @@ class Replay:
 
         Raises:
             ValueError: a vehicle has no open decision.
-            NotFiniteError: a reward is no number.
+            NotFiniteError: a reward or a last view is no number.
+            ConfigError: the ring is too small for the decisions that are open at once.
         """
         if not len(closed):
             return
@@ -141,30 +148,29 @@ class Replay:
             raise ValueError(f"vehicle {closed.ids[~known][0]}: a decision was closed that had not been opened")
         _check_finite({"rewards": rewards}, closed.ids)
         rows = self._open[at]
+        cut, after = rows[closed.truncated], np.zeros(0, np.int64)
+        if len(cut):  # as long as all of these are open, so that none is overwritten unnoticed
+            blank = dict.fromkeys(self._decision, 0)
+            values = {"id": closed.ids[closed.truncated], "opened": opened, "rewards": 0.0, **blank, **finals}
+            after = self._append(values, len(cut))
         self._open = np.delete(self._open, at)
         place = rows % self.capacity
         self._ring["rewards"][place] = rewards
         self._ring["discount"][place] = np.where(closed.terminated, 0.0, discounts)
         self._touch(rows)
         self._complete(rows[closed.terminated], None)
-        cut = rows[closed.truncated]
-        if len(cut):
-            blank = dict.fromkeys(self._decision, 0)
-            values = {"id": closed.ids[closed.truncated], "opened": opened, "rewards": 0.0, **blank, **finals}
-            self._complete(cut, self._append(values, len(cut)))
+        self._complete(cut, after)
         self._waiting = np.concatenate([self._waiting, rows[~(closed.terminated | closed.truncated)]])
 
     def _append(self, values: Mapping[str, Any], rows: int) -> Int64[np.ndarray, " rows"]:
         """Numbers of new rows with these values."""
         _check_finite({name: values[name] for name in (*self._view, *self._decision)}, values["id"])
         if not self._ring:
-            self._ring = {
-                name: np.zeros((self.capacity, *shape), kind) for name, (shape, kind) in self._columns.items()
-            }
+            self._ring = self._blank()
         fresh = np.arange(self.total, self.total + rows)
         place = fresh % self.capacity
         oldest = self.total + rows - self.capacity
-        if len(self._open) and self._open[0] < oldest:
+        if rows > self.capacity or (len(self._open) and self._open[0] < oldest):
             raise ConfigError(
                 f"learner.buffer_size {self.capacity} is too small: decisions are overwritten before they are over",
                 fix=f"learner.buffer_size={4 * self.capacity}",
@@ -231,7 +237,7 @@ class Replay:
         self._seal()
         return (
             {"replay.open": self._open.copy(), "replay.waiting": self._waiting.copy()},
-            {"total": self.total, "sealed": self._sealed, "bytes_per_row": self.bytes_per_row},
+            {"total": self.total, "decisions": self.decisions, "bytes_per_row": self.bytes_per_row},
             list(self._segments),
         )
 
@@ -248,18 +254,33 @@ class Replay:
         self._sealed, self._changed = self.total, []
 
     def load(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any], segments: list[Segment]) -> None:
-        """Become what `state` returned."""
-        self._ring = {name: np.zeros((self.capacity, *shape), kind) for name, (shape, kind) in self._columns.items()}
-        self.total = int(values["total"])
+        """Become what `state` returned.
+
+        Raises:
+            CheckpointError: rows are missing, of another form, or in files that cannot be read; nothing was changed.
+            OutOfMemoryError: the ring does not fit into the memory that is free.
+        """
+        total, size = int(values["total"]), int(values["bytes_per_row"])
+        if size != self.bytes_per_row:
+            raise CheckpointError(f"rows of the checkpoint's replay take {size} bytes, here {self.bytes_per_row}")
+        ring = self._blank()
+        found = np.zeros(self.capacity, np.bool_)
         for segment in segments:
             rows = segment.read()
-            alive = rows["number"] >= self.total - self.capacity
+            if rows.keys() != {"number", *ring}:
+                raise CheckpointError(f"a part of the replay has the columns {sorted(rows)}")
+            alive = rows["number"] >= total - self.capacity
             place = rows["number"][alive] % self.capacity
-            for name, column in self._ring.items():
+            found[place] = True
+            for name, column in ring.items():
                 column[place] = rows[name][alive]
-        self.usable = int(self._ring["usable"].sum())
+        if found.sum() != min(total, self.capacity):
+            raise CheckpointError(f"the checkpoint's replay has {found.sum()} of {min(total, self.capacity)} rows")
+        self._ring = ring if total else {}
+        self.total, self.decisions = total, int(values["decisions"])
+        self.usable = int(ring["usable"].sum())
         self._open, self._waiting = tensors["replay.open"].copy(), tensors["replay.waiting"].copy()
-        self._segments, self._sealed, self._changed = list(segments), int(values["sealed"]), []
+        self._segments, self._sealed, self._changed = list(segments), total, []
 
 
 def _match(ids: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, Bool[np.ndarray, " ids"]]:
