@@ -76,6 +76,7 @@ class SoftActorCritic:
     ) -> None:
         self._own = own = own_settings(settings.learner, MasacSettings)
         self.conditioned = settings.algorithm.startswith("pc")
+        self.relabel = own.relabel if self.conditioned else 0.0
         self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self.conditioned else ("value",)
         self._weights = settings.preference
         self._encoder = encoder if trained else None

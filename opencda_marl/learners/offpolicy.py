@@ -21,8 +21,9 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, ActionSpec, Counters, LearnerState, Observation, ObservationSpec, Step
 from opencda_marl.learners.acting import ActingPolicy
 from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
+from opencda_marl.learners.preference import draw_preferences
 from opencda_marl.learners.replay import Replay
-from opencda_marl.nn.context import Encoder, make_encoder
+from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, Parameters, as_leaf
 from opencda_marl.nn.graph import UpdateForm
@@ -34,7 +35,7 @@ from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Algorithm", "OffPolicyLearner", "PureStep"]
 
-PureStep = Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[dict[str, Tensor], Tensor]]
+PureStep = Callable[[dict[str, Tensor], Mapping[str, Tensor]], tuple[dict[str, Tensor], Tensor]]
 """(state, inputs) -> (state afterwards, metrics); see `nn.graph.UpdateForm`."""
 
 _REPORT = 200  # gradient steps between two lines of metrics
@@ -45,6 +46,7 @@ class Algorithm(Protocol):
 
     metrics: tuple[str, ...]  # what a step measures, in order
     conditioned: bool  # sees a preference
+    relabel: float  # share of a batch whose preferences are drawn anew
     components: tuple[str, ...]  # of the reward
     layout: Layout  # of theta; what acting needs comes first
     actor_layout: Layout  # of what acting needs
@@ -88,7 +90,6 @@ class OffPolicyLearner:
 
     Raises:
         DeviceError: the device asked for is not there.
-        OutOfMemoryError: the replay would not fit.
         ConfigError: settings that do not fit together.
     """
 
@@ -169,7 +170,7 @@ class OffPolicyLearner:
             self.counters.acting_steps += 1
             source = self._state["theta"][: self._algorithm.actor_layout.size]
             action = self._policy.act(observation, source, explore=explore)
-            if explore and self._replay.total < self._own.learning_starts:
+            if explore and self._replay.decisions < self._own.learning_starts:
                 action.values = action.extras["stored"] = self._algorithm.random(self._random, rows)
             return action
 
@@ -191,7 +192,7 @@ class OffPolicyLearner:
 
     @property
     def _started(self) -> bool:
-        return self._replay.total >= self._own.learning_starts and self._replay.usable >= self._own.batch_size
+        return self._replay.decisions >= self._own.learning_starts and self._replay.usable >= self._own.batch_size
 
     def _rewards(self, step: Step) -> Float[np.ndarray, "closed components"]:
         rewards = step.closed.rewards
@@ -230,7 +231,9 @@ class OffPolicyLearner:
             return {**found, "learning_rate": rate, "gradient_steps": float(self.counters.training_step)}
 
     def _gradient_step(self, places: Int64[np.ndarray, " rows"], numbers: dict[str, Tensor]) -> Tensor:
-        batch = self._replay.batch(places) | self._algorithm.noise(self._random, len(places))
+        batch = self._replay.batch(places)
+        self._relabel(batch)
+        batch |= self._algorithm.noise(self._random, len(places))
         which = self._algorithm.which(self.counters.training_step)
         inputs = {name: self._tensor(array) for name, array in batch.items()} | numbers
         state = {**self._state, "theta": as_leaf(self._state["theta"])}
@@ -241,6 +244,16 @@ class OffPolicyLearner:
         self._state = {name: tensor for name, tensor in after.items() if name != "step"}
         self.counters.training_step += 1
         return metrics
+
+    def _relabel(self, batch: dict[str, np.ndarray]) -> None:
+        """Draw a share of the preferences anew, for a decision and for what follows it alike.
+
+        What a decision earned, as a vector, does not depend on what its vehicle wanted: it teaches all preferences.
+        """
+        if self._algorithm.relabel:
+            chosen = self._random.random(len(batch["preference"])) < self._algorithm.relabel
+            drawn = draw_preferences(self._settings.preference, self._random, int(chosen.sum()))
+            batch["preference"][chosen] = batch["next_preference"][chosen] = drawn
 
     def _checked(
         self, measured: list[Tensor], places: list[Int64[np.ndarray, " rows"]]
@@ -286,7 +299,8 @@ class OffPolicyLearner:
         """See `core.spec.Learner`; with `weights_only` the replay begins empty, and what it holds comes from this run.
 
         Raises:
-            CheckpointError: it is another learner's, or something is missing.
+            CheckpointError: it is another learner's, or something is missing; nothing was changed.
+            OutOfMemoryError: the replay does not fit into the memory that is free.
         """
         tensors, values = state.tensors, state.values
         check_identity(self._identity, values.get("identity", {}), self._layouts)
@@ -294,14 +308,16 @@ class OffPolicyLearner:
             check_complete(self.state(), state)
         kept = [name for name in self._state if not (weights_only and name in ("m", "v"))]
         found = {name: take(tensors, name, tuple(self._state[name].shape)) for name in kept}
+        replay = self._make_replay()
+        if not weights_only:
+            replay.load(tensors, values["replay"], state.segments)  # before anything is changed: its files may be gone
         zeros = np.zeros(self._algorithm.layout.size, np.float32)
         self._state = {name: self._tensor(found.get(name, zeros).copy()) for name in self._state}
         self._policy.load(tensors, values.get("acting", {}), weights_only=weights_only)
-        self._replay = self._make_replay()
+        self._replay = replay
         self.counters, self._clock, self._owed = Counters(), 0, 0.0
         self._measured = self._measured[:0]
         if not weights_only:
-            self._replay.load(tensors, values["replay"], state.segments)
             self.counters = Counters(**values["counters"])
             self._clock, self._owed = values["clock"], values["owed"]
             self.progress(values["progress"])

@@ -14,7 +14,7 @@ from opencda_marl.core.objectives import OBJECTIVES, scalarise
 from opencda_marl.core.seeds import Branch, generator, generator_from_state, generator_state
 from opencda_marl.settings.learning import PreferenceSettings
 
-__all__ = ["Preferences", "mix_advantages", "simplex_grid"]
+__all__ = ["Preferences", "draw_preferences", "mix_advantages", "simplex_grid"]
 
 
 def simplex_grid(divisions: int, components: int = len(OBJECTIVES)) -> Float64[np.ndarray, "points components"]:
@@ -22,6 +22,14 @@ def simplex_grid(divisions: int, components: int = len(OBJECTIVES)) -> Float64[n
     bars = combinations(range(divisions + components - 1), components - 1)
     edges = np.array([(-1, *bar, divisions + components - 1) for bar in bars])
     return (np.diff(edges, axis=1) - 1) / divisions
+
+
+def draw_preferences(
+    settings: PreferenceSettings, rng: np.random.Generator, count: int
+) -> Float32[np.ndarray, "count objectives"]:
+    """From the Dirichlet distribution of `preference.concentration`, whatever the source."""
+    alphas = np.broadcast_to(np.asarray(settings.concentration, np.float64), (len(OBJECTIVES),))
+    return np.asarray(rng.dirichlet(alphas, count), np.float32)
 
 
 class Preferences:
@@ -83,8 +91,7 @@ class Preferences:
 
     def _draw(self, count: int) -> Float32[np.ndarray, "count objectives"]:
         if self._settings.source == "sampled":
-            alphas = np.broadcast_to(np.asarray(self._settings.concentration, np.float64), (len(OBJECTIVES),))
-            return np.asarray(self._rng.dirichlet(alphas, count), np.float32)
+            return draw_preferences(self._settings, self._rng, count)
         index = (self._dealt + np.arange(count)) % len(self._grid)
         self._dealt += count
         return np.asarray(self._grid[index])

@@ -23,6 +23,8 @@ from opencda_marl.nn.flat import Parameters
 __all__ = [
     "ActingHead",
     "Categorical",
+    "Deterministic",
+    "EpsilonGreedy",
     "Head",
     "SquashedGaussian",
     "TanhGaussian",
@@ -197,6 +199,69 @@ class SquashedGaussian:
     def _parts(self, outputs: _Outputs) -> tuple[_Actions, _Actions]:
         mean, log_std = outputs.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD)
+
+
+class Deterministic:
+    """One action per state, squashed into [-1, 1] (TD3). Stored is the action as executed, noise included.
+
+    Args:
+        size: numbers per action.
+        noise: standard deviation of what exploring adds, in units of the action.
+    """
+
+    def __init__(self, size: int, *, noise: float) -> None:
+        self.outputs = size
+        self.stored = size
+        self._noise = noise
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows actions"]:
+        """Standard normal."""
+        return rng.standard_normal((rows, self.stored), np.float32)
+
+    def act(
+        self,
+        parameters: Parameters,  # noqa: ARG002 - of the interface
+        prefix: str,  # noqa: ARG002
+        outputs: _Outputs,
+        noise: Tensor | None,
+    ) -> tuple[_Actions, _Actions]:
+        """See `ActingHead`."""
+        action = torch.tanh(outputs)
+        if noise is not None:
+            action = (action + self._noise * noise).clamp(-1.0, 1.0)
+        return action, action
+
+
+class EpsilonGreedy:
+    """The level with the largest value, or any of them with probability `epsilon` (DQN). Stored is the index.
+
+    Args:
+        levels: how many there are.
+        epsilon: the first one; it is a number of the head's that changes.
+    """
+
+    def __init__(self, levels: int, *, epsilon: float) -> None:
+        self.outputs = levels
+        self.stored = 1
+        self.epsilon = epsilon
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows two"]:
+        """Uniform in [0, 1): whether to take any level, and which."""
+        return rng.random((rows, 2), np.float32)
+
+    def act(
+        self,
+        parameters: Parameters,  # noqa: ARG002 - of the interface
+        prefix: str,  # noqa: ARG002
+        outputs: _Outputs,
+        noise: Tensor | None,
+    ) -> tuple[_Actions, _Actions]:
+        """See `ActingHead`."""
+        chosen = outputs.argmax(-1, keepdim=True).to(outputs.dtype)
+        if noise is not None:
+            drawn = (noise[:, 1:] * self.outputs).floor()
+            chosen = torch.where(noise[:, :1] < self.epsilon, drawn, chosen)
+        return chosen, chosen
 
 
 class Categorical:

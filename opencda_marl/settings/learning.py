@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.networks import LearnerSettings, NetworkSettings
-from opencda_marl.settings.offpolicy import MasacSettings
+from opencda_marl.settings.offpolicy import DqnSettings, MasacSettings, Matd3Settings
 from opencda_marl.settings.qlearning import QlearningSettings
 
 __all__ = ["ALGORITHMS", "ContextSettings", "MappoSettings", "PreferenceSettings"]
@@ -67,6 +67,9 @@ ALGORITHMS: dict[str, type[LearnerSettings]] = {
     "pcmappo": MappoSettings,
     "masac": MasacSettings,
     "pcmasac": MasacSettings,
+    "matd3": Matd3Settings,
+    "pcmatd3": Matd3Settings,
+    "dqn": DqnSettings,
     "qlearning": QlearningSettings,
 }
 """Settings of each bundled algorithm."""
