@@ -94,8 +94,8 @@ class Options:
             )
         if self.carla_restart_mode == "docker" and self.carla_gpus:
             raise ConfigError(
-                "--carla-gpus does nothing with --carla-restart-mode docker: a container was pinned to its card when it "
-                "was started, and CARLA sees that card as adapter 0",
+                "--carla-gpus does nothing with --carla-restart-mode docker: a container is pinned to its card when it "
+                "is started, and CARLA sees that card as adapter 0",
                 fix="leave --carla-gpus out; start the containers with: opencda-marl docker-carla start --gpu K",
             )
         if not 1024 <= self.carla_rpc_port <= 65535 - 2:
