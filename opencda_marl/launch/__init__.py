@@ -1,0 +1,1 @@
+"""Many cells: the matrix, its slots, simulator servers and trainer processes."""
