@@ -36,12 +36,13 @@ from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
 from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, Parameters, as_leaf
-from opencda_marl.nn.graph import UpdateForm
+from opencda_marl.nn.graph import Inputs, State, make_update
 from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
 from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
 from opencda_marl.nn.torso import Torso
 from opencda_marl.settings.learning import MappoSettings
+from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "ppo_loss"]
@@ -84,7 +85,7 @@ class Networks:
         *,
         trained: bool,
     ) -> None:
-        own = settings.learner
+        own = own_settings(settings.learner, MappoSettings)
         self._conditioned, self._central = settings.algorithm == "pcmappo", own.critic == "central"
         preference = len(OBJECTIVES) if self._conditioned else 0
         self.head = make_head(action, fraction=own.initial_fraction, log_std=own.initial_log_std)
@@ -166,22 +167,21 @@ def ppo_loss(
 
 
 def minibatch_step(
-    networks: Networks,
-    settings: MappoSettings,
-    theta: Float[Tensor, " size"],
-    m: Float[Tensor, " size"],
-    v: Float[Tensor, " size"],
-    step: Float[Tensor, ""],
-    batch: _Batch,
-    learning_rate: Float[Tensor, ""],
-    entropy_weight: Float[Tensor, ""],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Float[Tensor, " metrics"]]:
-    """One gradient step: a pure function of tensors with static shapes; `theta` is a leaf (see `nn.flat.as_leaf`).
+    networks: Networks, settings: MappoSettings, state: State, inputs: Inputs
+) -> tuple[State, Float[Tensor, " metrics"]]:
+    """One gradient step: a pure update, see `nn.graph`.
+
+    Args:
+        networks: actor and critic.
+        settings: of the learner.
+        state: theta (a leaf), its moments m and v, and step, the number of steps so far.
+        inputs: columns of the minibatch, learning_rate and entropy_weight.
 
     Returns:
-        theta, m, v and step afterwards, and the metrics in the order of `METRICS`.
+        The state afterwards, and the metrics in the order of `METRICS`.
     """
-    loss, metrics = ppo_loss(networks, settings, networks.layout.views(theta), batch, entropy_weight)
+    theta = state["theta"]
+    loss, metrics = ppo_loss(networks, settings, networks.layout.views(theta), inputs, inputs["entropy_weight"])
     (gradient,) = torch.autograd.grad(loss, theta)
     with torch.no_grad():
         actor = networks.actor_layout.size  # the actor's parameters come first
@@ -190,10 +190,10 @@ def minibatch_step(
             "critic_gradient_norm": torch.linalg.vector_norm(gradient[actor:]),
         }
         gradient, norm = clip_by_norm(gradient, settings.max_grad_norm)
-        step = step + 1.0
-        theta, m, v = adam(theta, gradient, m, v, step, learning_rate)
+        step = state["step"] + 1.0
+        theta, m, v = adam(theta, gradient, state["m"], state["v"], step, inputs["learning_rate"])
         found = {**metrics, **parts, "gradient_norm": norm}
-        return theta, m, v, step, torch.stack([found[name] for name in METRICS])
+        return {"theta": theta, "m": m, "v": v, "step": step}, torch.stack([found[name] for name in METRICS])
 
 
 class Mappo:
@@ -214,7 +214,7 @@ class Mappo:
         self, settings: RunSettings, observation: ObservationSpec, action: ActionSpec, *, spans: Spans | None = None
     ) -> None:
         self.counters = Counters()
-        self._settings, self._own = settings, settings.learner
+        self._settings, self._own = settings, own_settings(settings.learner, MappoSettings)
         self._spans = spans or Spans(enabled=False)
         self._device = resolve_device(settings.device)
         self._conditioned = settings.algorithm == "pcmappo"
@@ -241,9 +241,8 @@ class Mappo:
         obstacle = None
         if encoder is not None and trained and not encoder.static:
             obstacle = f"a trained {name} encoder has no static shapes"
-        self._step = UpdateForm(
-            partial(minibatch_step, self._networks, self._own), self._own.update_mode, obstacle=obstacle
-        )
+        step = partial(minibatch_step, self._networks, self._own)
+        self._step = make_update(step, self._own, self._device, obstacle=obstacle)
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": self._networks.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
@@ -374,8 +373,12 @@ class Mappo:
         own, device = self._own, self._device
         rate = linear_schedule(own.learning_rate, own.learning_rate_end, self._progress)
         bonus = linear_schedule(own.entropy, own.entropy_end, self._progress)
-        rate_tensor, bonus_tensor = torch.tensor(rate, device=device), torch.tensor(bonus, device=device)
-        m, v, step = self._m, self._v, torch.tensor(float(self.counters.training_step), device=device)
+        numbers = {
+            "learning_rate": torch.tensor(rate, device=device),
+            "entropy_weight": torch.tensor(bonus, device=device),
+        }
+        step = torch.tensor(float(self.counters.training_step), device=device)
+        state: State = {"theta": theta, "m": self._m, "v": self._v, "step": step}
         tables: list[np.ndarray] = []
         for _ in range(own.epochs):
             order, weight = minibatches(rows, own.minibatch_size, self._shuffling)
@@ -384,7 +387,7 @@ class Mappo:
             for index, share in zip(chosen, weights, strict=True):
                 batch = {name: tensor.index_select(0, index) for name, tensor in data.items()}
                 batch["weight"] = share
-                theta, m, v, step, metrics = self._step(as_leaf(theta), m, v, step, batch, rate_tensor, bonus_tensor)
+                state, metrics = self._step({**state, "theta": as_leaf(state["theta"])}, {**batch, **numbers})
                 measured.append(metrics)
             table = torch.stack(measured).cpu().numpy()  # device sync: the metrics flush, once an epoch
             broken = np.flatnonzero(~np.isfinite(table).all(1))
@@ -394,7 +397,7 @@ class Mappo:
             tables.append(table)
             if own.target_kl is not None and table[:, METRICS.index("approx_kl")].mean() > own.target_kl:
                 break
-        self._theta, self._m, self._v = theta, m, v
+        self._theta, self._m, self._v = state["theta"], state["m"], state["v"]
         self.counters.training_step += sum(len(table) for table in tables)
         found = _named(np.concatenate(tables).mean(0)) | {"approx_kl": _named(tables[-1].mean(0))["approx_kl"]}
         used = {"learning_rate": rate, "entropy_weight": bonus, "epochs": len(tables), "rows": len(rows)}

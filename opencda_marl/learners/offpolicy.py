@@ -26,7 +26,7 @@ from opencda_marl.learners.replay import Replay
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, Parameters, as_leaf
-from opencda_marl.nn.graph import UpdateForm
+from opencda_marl.nn.graph import make_update
 from opencda_marl.nn.heads import ActingHead
 from opencda_marl.nn.optimiser import linear_schedule
 from opencda_marl.settings.networks import own_settings
@@ -131,7 +131,7 @@ class OffPolicyLearner:
         obstacle = None
         if encoder is not None and trained and not encoder.static:
             obstacle = f"a trained {name} encoder has no static shapes"
-        self._forms = [UpdateForm(step, self._own.update_mode, obstacle=obstacle) for step in made.steps]
+        self._forms = [make_update(step, self._own, self._device, obstacle=obstacle) for step in made.steps]
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": made.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
@@ -215,7 +215,7 @@ class OffPolicyLearner:
             due = int(self._owed + 1e-9)
             self._owed -= due
             rate = linear_schedule(self._own.learning_rate, self._own.learning_rate_end, self._progress)
-            numbers = {"learning_rate": self._number(rate), "tau": self._number(self._own.tau)}
+            numbers = {"learning_rate": torch.tensor(rate), "tau": torch.tensor(self._own.tau)}
             places, measured = [], []
             for _ in range(due):
                 places.append(self._replay.sample(self._random, self._own.batch_size))
@@ -235,7 +235,7 @@ class OffPolicyLearner:
         self._relabel(batch)
         batch |= self._algorithm.noise(self._random, len(places))
         which = self._algorithm.which(self.counters.training_step)
-        inputs = {name: self._tensor(array) for name, array in batch.items()} | numbers
+        inputs = {name: torch.from_numpy(array) for name, array in batch.items()} | numbers  # the form sends them
         state = {**self._state, "theta": as_leaf(self._state["theta"])}
         state["step"] = self._number(float(self.counters.training_step))
         form = self._forms[which]

@@ -8,6 +8,7 @@ What is stored of an action is what its probability can be computed from without
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -69,8 +70,9 @@ def tanh_gaussian_entropy(
     The expectation is a Gauss-Hermite sum over 16 nodes: exact enough (1e-3 for a spread up to 1), without noise,
     and differentiable by mean and spread. The Gaussian's own entropy would reward spreading into both ends for ever.
     """
-    nodes = torch.as_tensor(_NODES, dtype=mean.dtype, device=mean.device)
-    weights = torch.as_tensor(_WEIGHTS, dtype=mean.dtype, device=mean.device)
+    # a captured update must not copy from the host: made once. The compiler, which keeps no caches, makes constants
+    made = _quadrature if torch.compiler.is_compiling() else _kept_quadrature
+    nodes, weights = made(mean.dtype, mean.device)
     points = mean[..., None] + torch.exp(log_std)[..., None] * nodes  # [rows, actions, nodes]
     expected = (tanh_correction(points) * weights).sum(-1)
     return (log_std + 0.5 * math.log(2.0 * math.pi * math.e) + expected).sum(-1)
@@ -89,6 +91,18 @@ class ActingHead(Protocol):
         self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
     ) -> tuple[_Actions, _Actions]:
         """Actions and what to store of them; without noise the likeliest ones."""
+
+
+def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the Gauss-Hermite sum."""
+    nodes = torch.as_tensor(_NODES, dtype=dtype, device=device)
+    return nodes, torch.as_tensor(_WEIGHTS, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=8)
+def _kept_quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(mode=False):  # they serve training too, whoever asks first
+        return _quadrature(dtype, device)
 
 
 @runtime_checkable

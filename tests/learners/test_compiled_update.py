@@ -15,14 +15,14 @@ from opencda_marl.core.spec import ActionSpec, ObservationSpec
 from opencda_marl.learners.mappo import METRICS, Networks, minibatch_step
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.flat import as_leaf
-from opencda_marl.nn.graph import UpdateForm, why_not_compiled
+from opencda_marl.nn.graph import Update, UpdateForm, why_not_compiled
 
 ROWS, UPDATES = 24, 100
 
 
 def problem(
     algorithm: str, encoder: str, spec: ObservationSpec, action: ActionSpec, dtype: torch.dtype, *, trained: bool
-) -> tuple[partial[tuple[Tensor, ...]], Tensor, list[dict[str, Tensor]]]:
+) -> tuple[Update, Tensor, list[dict[str, Tensor]]]:
     """A minibatch step, first parameters, and minibatches to take in turn (the last with padding)."""
     settings = small(algorithm, encoder)
     made = make_encoder(spec, settings.context)
@@ -57,16 +57,18 @@ def problem(
     return partial(minibatch_step, networks, settings.learner), theta, [batch(p) for p in (0, 0, 5)]
 
 
-def run(step: object, theta: Tensor, batches: list[dict[str, Tensor]]) -> tuple[Tensor, list[list[float]]]:
-    m, v, count = torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), dtype=theta.dtype)
+def run(step: Update, theta: Tensor, batches: list[dict[str, Tensor]]) -> tuple[Tensor, list[list[float]]]:
+    state = {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "step": theta.new_zeros(())}
     history = []
     for i in range(UPDATES):
-        rate = torch.tensor(1e-2 / (1 + i % 7), dtype=theta.dtype)
-        bonus = torch.tensor(0.01 * (i % 3), dtype=theta.dtype)
-        theta, m, v, count, metrics = step(as_leaf(theta), m, v, count, batches[i % 3], rate, bonus)
+        numbers = {
+            "learning_rate": torch.tensor(1e-2 / (1 + i % 7), dtype=theta.dtype),
+            "entropy_weight": torch.tensor(0.01 * (i % 3), dtype=theta.dtype),
+        }
+        state, metrics = step({**state, "theta": as_leaf(state["theta"])}, {**batches[i % 3], **numbers})
         history.append(metrics.tolist())
-    assert count.item() == UPDATES
-    return theta, history
+    assert state["step"].item() == UPDATES
+    return state["theta"], history
 
 
 def compare(

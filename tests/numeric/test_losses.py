@@ -204,28 +204,30 @@ def test_a_minibatch_step_is_the_loss_torch_adam_and_clip_grad_norm() -> None:
         "returns": torch.from_numpy(rng.normal(size=(rows, 1))),
         "weight": torch.ones(rows, dtype=torch.float64),
     }
-    rate, bonus = torch.tensor(1e-2, dtype=torch.float64), torch.tensor(0.01, dtype=torch.float64)
+    bonus = torch.tensor(0.01, dtype=torch.float64)
+    inputs = {**batch, "learning_rate": torch.tensor(1e-2, dtype=torch.float64), "entropy_weight": bonus}
 
     leaves = {name: torch.nn.Parameter(view.clone()) for name, view in networks.layout.views(theta).items()}
     optimiser = torch.optim.Adam(leaves.values(), lr=1e-2, foreach=False)
-    m, v, step = torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), dtype=torch.float64)
+    moments = {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
+    state = {"theta": theta, **moments, "step": torch.zeros((), dtype=torch.float64)}
     for _ in range(5):
         optimiser.zero_grad()
         loss, _ = ppo_loss(networks, settings.learner, leaves, batch, bonus)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(leaves.values(), 0.05, foreach=False)
         optimiser.step()
-        theta, m, v, step, metrics = minibatch_step(
-            networks, settings.learner, as_leaf(theta), m, v, step, batch, rate, bonus
-        )
+        given = {**state, "theta": as_leaf(state["theta"])}
+        state, metrics = minibatch_step(networks, settings.learner, given, inputs)
+        assert state.keys() == given.keys()
         found = dict(zip(METRICS, metrics.tolist(), strict=True))
         assert found["gradient_norm"] == pytest.approx(norm.item(), rel=1e-9)
         both = math.hypot(found["actor_gradient_norm"], found["critic_gradient_norm"])
         assert found["gradient_norm"] == pytest.approx(both, rel=1e-9)
         assert found["loss"] == pytest.approx(loss.item(), rel=1e-9)
     flat = torch.cat([leaf.detach().reshape(-1) for leaf in leaves.values()])
-    torch.testing.assert_close(theta, flat, rtol=1e-10, atol=1e-10)
-    assert step.item() == 5.0
+    torch.testing.assert_close(state["theta"], flat, rtol=1e-10, atol=1e-10)
+    assert state["step"].item() == 5.0
 
 
 def test_every_parameter_has_a_gradient() -> None:
