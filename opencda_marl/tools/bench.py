@@ -2,7 +2,8 @@
 
 `ms_median` is ours, `floor_ms_median` what it is held against, `ratio` the median of ours / floor over repeats that
 ran side by side, `speedup` its inverse. The floors: for env and run the bare simulator loop at the same number of
-vehicles; for act the plain torch module of the same networks; for update PPO as one would write it.
+vehicles; for act the plain torch module of the same networks; for update PPO or SAC as one would write it, and
+other packages' SAC where they are named.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from typing import Any
 
 from opencda_marl.core.errors import ConfigError
 
-__all__ = ["DEFAULT_PROFILE", "WHAT", "bench"]
+__all__ = ["DEFAULT_PROFILE", "WHAT", "bench", "default_profile"]
 
 WHAT = ("env", "act", "update", "run")
 DEFAULT_PROFILE = "sumo-marl/intersection/route_speed_only_pcmappo"
 
 _VEHICLES = 25
+_PUBLISHED = "sumo-marl/intersection/page_layout_pcmasac"  # what others' updates can be held against
+
+
+def default_profile(against: Sequence[str]) -> str:
+    """What is measured when nobody names a profile."""
+    return _PUBLISHED if against else DEFAULT_PROFILE
 
 
 def bench(
@@ -30,6 +37,7 @@ def bench(
     overrides: Sequence[str] = (),
     vehicles: int | None = None,
     threads: int | None = None,
+    against: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measure one thing.
 
@@ -40,6 +48,7 @@ def bench(
         overrides: `key.sub=value`.
         vehicles: at once; None: 25, and for a run what its demand brings.
         threads: of torch; None: the profile's.
+        against: for an update, whose (names of `tools.peers.PEERS`); none: as one would write it.
 
     Returns:
         {what, ms_median, floor_ms_median, ratio, speedup, vehicles, mean_rows, threads, load, rows, …}
@@ -52,6 +61,8 @@ def bench(
 
     if what not in WHAT:
         raise ConfigError(f"there is no bench {what!r}", fix=f"one of {', '.join(WHAT)}")
+    if against and what != "update":
+        raise ConfigError(f"--against is for updates, not for {what}", fix="bench update --against …")
     settings = load_profile(name, config_root=config_root, overrides=overrides).settings
     many = vehicles or _VEHICLES
     used = threads or settings.threads
@@ -78,4 +89,4 @@ def bench(
         return {**bench_act(settings, vehicles=many, threads=used), "profile": name}
     from opencda_marl.tools.bench_update import bench_update
 
-    return {**bench_update(settings, vehicles=many, threads=used), "profile": name}
+    return {**bench_update(settings, vehicles=many, threads=used, against=against or None), "profile": name}

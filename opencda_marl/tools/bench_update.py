@@ -1,17 +1,24 @@
-"""`bench update`: the learner's update, eager and compiled, against PPO as one would write it."""
+"""`bench update`: the learner's update, eager and compiled, against the same as one would write it.
+
+PPO is measured here; learners with a replay in `bench_sac.py`.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from opencda_marl.core.errors import CompilerError
+from opencda_marl.core.errors import CompilerError, ConfigError
+from opencda_marl.settings.learning import MappoSettings
+from opencda_marl.settings.networks import own_settings
+from opencda_marl.settings.offpolicy import OffPolicySettings
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.tools.bench_act import plain_rows, sizes_of
+from opencda_marl.tools.bench_sac import bench_off_policy
 from opencda_marl.tools.measure import HEADLINE, Block, Load, Worker, against_floor, interleave
 from opencda_marl.tools.plain import PlainNets, Rows, plain_update
 from opencda_marl.tools.synthetic import Scene, specs
@@ -23,14 +30,29 @@ _ROWS = 10_000  # of one update, about what the recipe's profiles gather
 _MODES: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
 
 
-def bench_update(settings: RunSettings, *, vehicles: int, threads: int) -> dict[str, Any]:
-    """Measure whole updates; all figures are milliseconds per minibatch, with everything that an update does.
+def bench_update(
+    settings: RunSettings, *, vehicles: int, threads: int, against: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Measure whole updates; figures are milliseconds per gradient step, with everything that an update does.
 
     Args:
         settings: of the profile: networks, minibatches, epochs. No update ends early.
-        vehicles: that decide together; about 10,000 rows are gathered of them.
+        vehicles: that decide together; PPO gathers about 10,000 rows of them.
         threads: of torch.
+        against: see `bench_sac`; PPO has but `straightforward`.
+
+    Raises:
+        ConfigError: the algorithm has no networks, or `against` names what does not have it.
     """
+    if isinstance(settings.learner, OffPolicySettings):
+        return bench_off_policy(settings, vehicles=vehicles, threads=threads, against=against)
+    if not isinstance(settings.learner, MappoSettings):
+        raise ConfigError(f"{settings.algorithm} has no gradient steps to measure", fix="name another profile with -t")
+    if set(against or ()) - {"straightforward"}:
+        raise ConfigError(
+            f"--against {','.join(against or ())}: {settings.algorithm} is measured against straightforward only",
+            fix="-t sumo-marl/intersection/page_layout_pcmasac",
+        )
     with Worker(_measurement, settings, vehicles, threads) as worker:
         found: dict[str, Any] = worker()
     return found
@@ -48,7 +70,9 @@ def _measurement(settings: RunSettings, vehicles: int, threads: int) -> Callable
 
 def _measure(settings: RunSettings, vehicles: int, threads: int) -> dict[str, Any]:
     decisions = max(1, _ROWS // vehicles)
-    whole = replace(settings.learner, target_kl=None, n_steps=decisions * settings.decision_interval)
+    whole = replace(
+        own_settings(settings.learner, MappoSettings), target_kl=None, n_steps=decisions * settings.decision_interval
+    )
     settings = replace(settings, learner=whole)
     sources = {"plain": _plain(settings, vehicles, decisions)}
     notes, compile_s = [], None
@@ -66,7 +90,7 @@ def _measure(settings: RunSettings, vehicles: int, threads: int) -> dict[str, An
     with Load() as load:
         blocks = interleave(sources, _REPEATS)
     rows = [against_floor(mode, blocks[mode], blocks["plain"]) for mode in sources if mode != "plain"]
-    chosen = next((row for row in rows if row["name"] == settings.learner.update_mode), rows[0])
+    chosen = next((row for row in rows if row["name"] == whole.update_mode), rows[0])
     return {
         "what": "update",
         **{key: chosen[key] for key in HEADLINE},
@@ -82,7 +106,8 @@ def _measure(settings: RunSettings, vehicles: int, threads: int) -> dict[str, An
 
 
 def _minibatches(settings: RunSettings, rows: int) -> int:
-    return settings.learner.epochs * -(-rows // settings.learner.minibatch_size)
+    own = own_settings(settings.learner, MappoSettings)
+    return own.epochs * -(-rows // own.minibatch_size)
 
 
 def _ours(settings: RunSettings, vehicles: int, decisions: int) -> Callable[[], Block]:
@@ -112,11 +137,12 @@ def _ours(settings: RunSettings, vehicles: int, decisions: int) -> Callable[[], 
 
 def _plain(settings: RunSettings, vehicles: int, decisions: int) -> Callable[[], Block]:
     sizes, spec = sizes_of(settings), specs(settings)[0]
-    trained = settings.learner.train_context_encoder
+    own = own_settings(settings.learner, MappoSettings)
+    trained = own.train_context_encoder
     frozen = settings.context.encoder == "lstm" if trained is None else not trained
     torch.manual_seed(0)
-    nets = PlainNets(sizes, settings.context, settings.learner, frozen=frozen)
-    optimiser = torch.optim.Adam(nets.trained(), lr=settings.learner.learning_rate, eps=1e-5)
+    nets = PlainNets(sizes, settings.context, own, frozen=frozen)
+    optimiser = torch.optim.Adam(nets.trained(), lr=own.learning_rate, eps=1e-5)
     scene = Scene(spec, vehicles)
     preference = torch.full((vehicles, sizes.preference), 1.0 / 3.0)
     parts = [plain_rows(scene.observation(), preference) for _ in range(decisions)]
@@ -137,7 +163,7 @@ def _plain(settings: RunSettings, vehicles: int, decisions: int) -> Callable[[],
 
     def measure() -> Block:
         begin = time.perf_counter()
-        count = plain_update(nets, optimiser, rows, settings.learner)
+        count = plain_update(nets, optimiser, rows, own)
         return Block(time.perf_counter() - begin, count, vehicles, seen)
 
     return measure

@@ -38,7 +38,8 @@ class Scene:
     def observation(self) -> Observation:
         """What everybody sees."""
         rng, spec, rows = self._rng, self._spec, len(self._ids)
-        counts: Int32[np.ndarray, " rows"] = rng.integers(_ROWS[0], _ROWS[1] + 1, rows).astype(np.int32)
+        few, many = (min(limit, spec.max_neighbours) for limit in _ROWS)
+        counts: Int32[np.ndarray, " rows"] = rng.integers(few, many + 1, rows).astype(np.int32)
         ego = rng.normal(0.0, 0.5, (rows, len(spec.ego))).astype(np.float32)
         neighbours = rng.normal(0.0, 0.5, (rows, spec.max_neighbours, len(spec.neighbour))).astype(np.float32)
         neighbours[np.arange(spec.max_neighbours)[None, :] >= counts[:, None]] = 0.0
