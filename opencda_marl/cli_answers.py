@@ -21,7 +21,11 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # 
 
 @contextmanager
 def answering(as_json: bool) -> Iterator[None]:
-    """Turns our errors into a message and an exit code; anything else keeps its traceback."""
+    """Turns our errors into a message and an exit code; anything else keeps its traceback.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C before a run began to listen for it.
+    """
     try:
         yield
     except OpenCDAError as error:
@@ -32,6 +36,8 @@ def answering(as_json: bool) -> Iterator[None]:
         into_nothing(sys.stdout)
         _answer(_unwritable(error.strerror), as_json=False)
     except SystemExit as stop:
+        if stop.code == Interrupted.exit_code:  # typer's answer to Ctrl-C, which says nothing
+            raise KeyboardInterrupt from stop
         if as_json and stop.code == _USAGE:  # what is wrong has been said on stderr
             emit({"error": "the command line was not understood", "fix": "see --help", "exit_code": _USAGE})
         raise

@@ -128,6 +128,32 @@ def test_defects_keep_their_traceback() -> None:
     assert "Traceback" in done.err
 
 
+@pytest.mark.parametrize("module", ["typer", "rich.console", "pydantic", "opencda_marl.config", "yaml"])
+def test_ctrl_c_while_things_load_is_one_line(module: str) -> None:
+    script = f"""
+import os, signal, sys
+
+class Impatient:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Impatient())
+from opencda_marl.cli import main
+main(["config", "show", "-t", {QUICKSTART!r}])
+"""
+    done = python("-c", script)
+    assert (done.code, done.out) == (130, "")
+    assert done.err.strip() == "interrupted"
+
+
+def test_the_door_loads_nothing_before_it_listens() -> None:
+    done = python(
+        "-c", "import sys; import opencda_marl.cli; sys.exit('typer' in sys.modules or 'rich' in sys.modules)"
+    )
+    assert done.code == 0
+
+
 def test_long_lines_are_not_folded_in_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
     message = "word " * 200
     with pytest.raises(SystemExit), answering(False):

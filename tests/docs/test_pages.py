@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 
-from opencda_marl.cli import app
+from opencda_marl.cli_commands import app
 from opencda_marl.config_reference import updated
 
 ROOT = Path(__file__).parents[2]
