@@ -228,16 +228,16 @@ def _insert(
 class _WatchedSocket(socket.socket):
     """A connection that gives up on silence: traci takes a timeout, like every OSError, for SUMO's end."""
 
-    give_up: Callable[[], None]
+    give_up: Callable[[], str]  # ends SUMO; says how far it was
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         try:
             return super().recv(size, flags)
         except TimeoutError as error:
             seconds = self.gettimeout()
-            self.give_up()
+            when = self.give_up()
             raise DeadlineError(
-                f"SUMO did not answer within {seconds:g} s; it was ended",
+                f"SUMO did not answer within {seconds:g} s {when}; it was ended",
                 fix="start again from the last checkpoint (--resume); simulator.deadline sets the limit",
             ) from error
 
@@ -269,8 +269,11 @@ class TraciLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
         self._socket: _WatchedSocket | None = None
+        self._step = 0  # of the episode, the last one that was made
+        self._step_length = 0.0  # [s]
 
     def begin(self, options: SumoOptions) -> None:
+        self._step, self._step_length = 0, options.step_length
         if self._connection is not None:
             self._allow(_CONNECT_SECONDS)  # loading a network takes longer than a step
             self._connection.load(options.arguments())
@@ -290,13 +293,20 @@ class TraciLink:
         self._connection._socket = self._socket
         self._allow(_CONNECT_SECONDS)
 
-    def _give_up(self) -> None:
-        """A stopped process ignores everything but SIGKILL, and asking it to close would wait again."""
+    def _give_up(self) -> str:
+        """A stopped process ignores everything but SIGKILL, and asking it to close would wait again.
+
+        Returns:
+            when that was, in words.
+        """
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
             self._process.kill()
         self._end_process(patience=_CLOSE_SECONDS)
+        if not self._step:
+            return "at the beginning of an episode"
+        return f"after step {self._step} of the episode ({self._step * self._step_length:.2f} s)"
 
     def _launch(self, options: SumoOptions) -> None:
         for _ in range(_PORT_TRIES):
@@ -350,6 +360,7 @@ class TraciLink:
 
     def tick(self) -> None:
         self._connection.simulationStep()
+        self._step += 1
 
     def changes(self) -> tuple[int, int, int]:
         departed, arrived, _ = self._simulation_results()
