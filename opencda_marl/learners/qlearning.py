@@ -1,6 +1,6 @@
 """Tabular Q-learning (Watkins and Dayan 1992): one table that all vehicles share, over bins of what they see.
 
-state    bins of ego features, and of the neighbours whose path conflicts (`Bins`); an action is a level.
+state    bins of ego features, and of the neighbours whose path conflicts (`bins.py`); an action is a level.
 target   y = r + g max_a Q(s', a), g = discount_per_second ** elapsed: an interval is discounted by its length.
          Nothing follows a terminated decision; a truncated one goes on from its last view.
 update   when an interval closes, with all that closed at that moment:  Q(s, a) += rate (y - Q(s, a)).
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from opencda_marl.core.errors import ConfigError, NotFiniteError
 from opencda_marl.core.objectives import OBJECTIVES, scalarise
@@ -23,154 +23,26 @@ from opencda_marl.core.spec import (
     Action,
     ActionSpec,
     Counters,
-    Feature,
     LearnerState,
     Observation,
     ObservationSpec,
     Step,
 )
+from opencda_marl.learners.bins import Bins
 from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
 from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["MOST_ENTRIES", "Bins", "Qlearning", "learn"]
+__all__ = ["MOST_ENTRIES", "Qlearning", "learn"]
 
 MOST_ENTRIES = 100_000
 """Larger tables are refused: nobody reads them, and most of their entries are never visited."""
 
 _REPORTED = 100  # updates between two lines of metrics
 _SUMS = ("rows", "td_error", "absolute_td_error", "value", "rate")
-_MASKS = {
-    "leader_gap": "leader",
-    "leader_closing": "leader",
-    "follower_gap": "follower",
-    "last_action": "acted",
-    "time_to_collision": "will_touch",
-}  # feature -> the flag without which it means nothing
-_GAPS = ("gap_if_second", "gap_if_first")
 _Table = Mapping[str, np.ndarray]
 _Pending = dict[str, np.ndarray]
-
-
-class _Axis:
-    """Bins of one feature: x is in bin k where k edges are at or below x; an absent one has a bin of its own."""
-
-    def __init__(self, name: str, edges: list[float], features: tuple[Feature, ...], where: str) -> None:
-        names = [feature.name for feature in features]
-        if name not in names:
-            raise ConfigError(
-                f"learner.{where}.{name}: the observation has no such feature",
-                fix=f"choose of {', '.join(names) or 'none'}; or leave it out with learner.{where}.{name}=[]",
-            )
-        self.column = names.index(name)
-        self.edges = _ascending(edges, f"learner.{where}.{name}")
-        mask = _MASKS.get(name)
-        self.mask = names.index(mask) if mask in names else None
-        self.size = len(edges) + 1 + (self.mask is not None)
-
-    def of_rows(self, rows: Float32[np.ndarray, "rows features"]) -> Int64[np.ndarray, " rows"]:
-        """The bin of each row."""
-        present = None if self.mask is None else rows[:, self.mask] > 0.5
-        return self._bins(rows[:, self.column], present)
-
-    def of_smallest(
-        self, rows: Float32[np.ndarray, "rows neighbours features"], real: Bool[np.ndarray, "rows neighbours"]
-    ) -> Int64[np.ndarray, " rows"]:
-        """The bin of the smallest value over the real neighbours; each row has one at least."""
-        present = real if self.mask is None else real & (rows[:, :, self.mask] > 0.5)
-        smallest = np.where(present, rows[:, :, self.column], np.float32(np.inf)).min(1)
-        return self._bins(smallest, np.asarray(present.any(1)))
-
-    def _bins(
-        self, values: Float32[np.ndarray, " rows"], present: Bool[np.ndarray, " rows"] | None
-    ) -> Int64[np.ndarray, " rows"]:
-        found = np.searchsorted(self.edges, values, side="right")
-        return found if present is None else np.where(present, found, self.size - 1)
-
-
-def _ascending(edges: list[float], where: str) -> Float32[np.ndarray, " edges"]:
-    found = np.array(edges, np.float32)  # as the features are: an edge is met exactly
-    if (np.diff(found) <= 0.0).any():
-        raise ConfigError(f"{where}: edges must ascend, not {edges}")
-    return found
-
-
-class Bins:
-    """Which state a vehicle is in.
-
-    A state is the bins of the ego features, and either "no conflict" or the bins of the conflicting neighbours: those
-    of the critical one (the smaller its larger gap, the sooner neither going first nor going second is safe), of the
-    smallest value over all, and of their number.
-
-    Args:
-        settings: edges.
-        observation: names the columns.
-
-    Raises:
-        ConfigError: a feature that is not there, or edges that do not ascend.
-    """
-
-    def __init__(self, settings: QlearningSettings, observation: ObservationSpec) -> None:
-        def axes(block: Mapping[str, list[float]], features: tuple[Feature, ...], where: str) -> list[_Axis]:
-            return [_Axis(name, edges, features, where) for name, edges in block.items() if edges]
-
-        rows = observation.neighbour
-        self._ego = axes(settings.ego, observation.ego, "ego")
-        self._critical = axes(settings.critical, rows, "critical")
-        self._nearest = axes(settings.nearest, rows, "nearest")
-        self._number = _ascending(settings.conflicts, "learner.conflicts")
-        used = bool(self._critical or self._nearest or settings.conflicts)
-        names = [feature.name for feature in rows]
-        needed = {"conflict", *(_GAPS if self._critical else ())} if used else set()
-        if not needed <= set(names):
-            raise ConfigError(
-                f"observation {observation.name} has no neighbours with {', '.join(sorted(needed - set(names)))}",
-                fix="leave learner.critical, learner.nearest and learner.conflicts empty, or use observation=full",
-            )
-        self._conflict = names.index("conflict") if used else None
-        self._gaps = [names.index(name) for name in _GAPS] if self._critical else []
-        self._sizes = [axis.size for axis in (*self._critical, *self._nearest)]
-        self._inner = 1 + int(np.prod([*self._sizes, len(self._number) + 1])) if used else 1
-        self.states = int(np.prod([axis.size for axis in self._ego])) * self._inner
-
-    def __call__(self, observation: Observation) -> Int64[np.ndarray, " rows"]:
-        """The state of each row.
-
-        Raises:
-            NotFiniteError: a NaN would be in the last bin.
-        """
-        ego, neighbours = observation.ego, observation.neighbours
-        if not (np.isfinite(ego).all() and np.isfinite(neighbours).all()):
-            batch = {"ids": observation.ids, "ego": ego, "neighbours": neighbours}
-            raise NotFiniteError("an observation is NaN or infinite", fix="look for the feature", batch=batch)
-        found = np.zeros(len(ego), np.int64)
-        for axis in self._ego:
-            found = found * axis.size + axis.of_rows(ego)
-        if self._conflict is None:
-            return found
-        real = observation.mask & (neighbours[:, :, self._conflict] > 0.5)  # [rows, neighbours]
-        return np.asarray(found * self._inner + self._around(neighbours, real))
-
-    def _around(
-        self, neighbours: Float32[np.ndarray, "rows neighbours features"], real: Bool[np.ndarray, "rows neighbours"]
-    ) -> Int64[np.ndarray, " rows"]:
-        """0 without a conflict, else 1 + the bins."""
-        found = np.zeros(len(real), np.int64)
-        some = real.any(1)
-        rows, real = neighbours[some], real[some]  # [some, neighbours, features]
-        if not len(rows):
-            return found
-        inner = np.searchsorted(self._number, real.sum(1).astype(np.float32), side="right")
-        if self._critical:
-            larger = np.where(real, rows[:, :, self._gaps].max(2), np.inf)
-            critical = rows[np.arange(len(rows)), larger.argmin(1)]  # [some, features]
-            for axis in self._critical:
-                inner = inner * axis.size + axis.of_rows(critical)
-        for axis in self._nearest:
-            inner = inner * axis.size + axis.of_smallest(rows, real)
-        found[some] = 1 + inner
-        return found
 
 
 def learn(
@@ -235,7 +107,7 @@ class Qlearning:
         self._spans = spans or Spans(enabled=False)
         if not action.levels:
             raise ConfigError(f"a table cannot hold the action {action.kind!r}", fix="set action=levels")
-        self._bins = Bins(self._own, observation)
+        self._bins = Bins(self._own, observation, settings.scenario.vehicle.acceleration)
         self._shape = (self._bins.states, len(action.levels))
         if self._bins.states * len(action.levels) > MOST_ENTRIES:
             raise ConfigError(

@@ -15,25 +15,24 @@ __all__ = ["QlearningSettings"]
 class QlearningSettings(LearnerSettings):
     """Q-learning. Edges are in the units of the observation, divided by its scale (`opencda-marl describe`)."""
 
-    learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 0.02  # share of the error that an entry takes over
+    learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 0.05  # share of the error that an entry takes over
     schedule: Literal["visits", "constant"] = "visits"  # visits: 1/n for an entry's n-th, until that is learning_rate
     epsilon: Annotated[float, Between(0, 1)] = 1.0  # share of random actions at the beginning
     epsilon_end: Annotated[float, Between(0, 1)] = 0.02  # and after `exploration_fraction`
     exploration_fraction: Annotated[float, Between(0, 1, open_low=True)] = 0.5  # of the budget, linear
-    initial_value: Annotated[float, Between(-1e6, 1e6)] = 0.0  # of every entry; above what is found: try everything
+    initial_value: Annotated[float, Between(-1e6, 1e6)] = -1.0  # of every entry; above what is found: try everything
     ego: Annotated[dict[str, list[float]], Between(-1000, 1000)] = field(
         default_factory=lambda: {
-            "stop_line": [0.0, 0.1, 0.25, 0.5],
-            "speed": [0.1, 0.25, 0.5],
-            "leader_gap": [0.1, 0.2, 0.4],
-            "leader_closing": [0.2],
+            "stop_line": [0.0, 0.07, 0.15, 0.3, 0.5],
+            "speed": [0.1, 0.25, 0.5, 0.7],
+            "leader_gap": [0.15],
         }
     )  # ego feature -> edges of its bins; []: not used
     critical: Annotated[dict[str, list[float]], Between(-1000, 1000)] = field(
         default_factory=lambda: {
-            "gap_if_second": [-0.33, 0.0, 0.17, 0.33],
-            "gap_if_first": [-0.33, 0.0, 0.17, 0.33],
-            "its_entry": [0.0],
+            "going_first": [-2.0, -1.0, 0.0, 0.5],
+            "going_second": [-2.0, -1.0, 0.0, 0.5],
+            "entry_difference": [0.0],
         }
     )  # feature of the conflicting neighbour with the smallest time gap -> edges; []: not used
     nearest: Annotated[dict[str, list[float]], Between(-1000, 1000)] = field(
