@@ -20,7 +20,7 @@ from opencda_marl.tools.floor import bare_loop
 from opencda_marl.tools.measure import Load, Worker, interleave, median, paired_ratio
 from opencda_marl.tools.short_runs import learn_within, steps_between_updates, update_facts
 
-__all__ = ["bench_run", "present"]
+__all__ = ["bench_run", "notes", "present"]
 
 _REPEATS = 3
 _FLOOR_STEPS = 600  # per block
@@ -84,7 +84,7 @@ def bench_run(
     return {
         **summary,
         "asked_vehicles": vehicles,
-        "notes": _notes(vehicles, summary["vehicles"]),
+        "notes": notes(vehicles, summary["vehicles"]),
         "threads": settings.threads if threads is None else threads,
         "profile": name,
         "rate_vph": rate if rate is not None else settings.demand.rate_vph,
@@ -95,7 +95,8 @@ def bench_run(
     }
 
 
-def _notes(asked: int | None, present: float) -> list[str]:
+def notes(asked: int | None, present: float) -> list[str]:
+    """What a reader must know about the population: that it is not the one asked for."""
     if asked is None or abs(present - asked) <= _NEAR * asked:
         return []
     return [

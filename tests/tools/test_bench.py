@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from opencda_marl.core.errors import ConfigError, OpenCDAError
+from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.tools.bench import bench
-from opencda_marl.tools.bench_run import present
+from opencda_marl.tools.bench_act import bench_act
+from opencda_marl.tools.bench_run import notes, present
 from opencda_marl.tools.child_runs import ChildRun
 from opencda_marl.tools.synthetic import Scene, specs
 
@@ -24,6 +26,19 @@ def test_vehicles_present_by_hand() -> None:
     # every 10 steps: a vehicle from step 5 to 95 decides at 5, 10, …, 90: 10 times, 90 steps
     assert present([{"steps": 100, "decisions": 10, "departed": 1}], 10) == pytest.approx(0.91)
     assert present([{"steps": 100, "decisions": 0, "departed": 0}], 10) == 0.0
+
+
+def test_a_population_that_was_not_reached_is_said() -> None:
+    assert notes(25, 24.0) == notes(None, 3.0) == []
+    (note,) = notes(100, 61.5)
+    assert note.startswith("100 vehicles were asked for; ")
+    assert note.endswith(" 61.5")
+
+
+def test_acting_of_a_table_has_no_plain_module() -> None:
+    settings = RunSettings(algorithm="qlearning", action="levels", learner=QlearningSettings())
+    with pytest.raises(ConfigError, match="qlearning has no networks"):
+        bench_act(settings, vehicles=5, threads=1)
 
 
 def test_synthetic_rows_keep_the_rules_of_an_observation() -> None:
@@ -134,3 +149,16 @@ def test_whole_runs_are_measured_beside_the_floor() -> None:
     assert 0 < found["start_s"] < 60
     assert found["memory_mib"] > 100
     assert len(found["rows"]) == 3
+    assert found["asked_vehicles"] == 10
+    assert found["epochs"] == 4
+
+
+@pytest.mark.slow
+def test_a_run_of_a_learner_with_a_replay_learns_from_early_on() -> None:
+    overrides = ["max_steps=200", "demand.rate_vph=400", "demand.rate_draw=choice", "learner.updates_per_step=0.5"]
+    found = bench("run", name="sumo-marl/intersection/route_speed_only_masac", threads=1, overrides=overrides)
+    assert found["asked_vehicles"] is None
+    assert found["updates_per_step"] == 0.5
+    assert 0.3 < found["gradient_steps_per_step"] <= 0.5
+    assert "learner.batch_size=80" in found["overrides"]
+    assert found["span_ms"]["update"] > 0

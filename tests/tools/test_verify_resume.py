@@ -12,6 +12,7 @@ import pytest
 
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError
+from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.tools.child_runs import ChildRun
 from opencda_marl.tools.verify_resume import differing_runs, differing_states, verify_resume
@@ -59,6 +60,7 @@ def test_two_equal_runs_are_exact_and_it_says_what_was_compared(runs: tuple[Path
     assert differences == []
     assert compared["tensors"] == 4
     assert compared["numbers"] == 6 + 1 + 2 + 20
+    assert compared["replay_rows"] == 0
     assert compared["episodes"] == compared["metrics"] == 4
     assert compared["values"] > 5
 
@@ -123,6 +125,36 @@ def test_counters_and_generators_count() -> None:
         "learner value counters.training_step",
         "learner value generator.state.0",
     ]
+
+
+def _piece(first: int, numbers: list[int], rewards: list[float]) -> Segment:
+    arrays = {"number": np.array(numbers), "reward": np.array(rewards, np.float32)}
+    return Segment(first, max(numbers) + 1, arrays)
+
+
+def _with(*pieces: Segment) -> LearnerState:
+    state = _state()
+    return LearnerState(state.tensors, state.values, list(pieces))
+
+
+def test_the_rows_of_a_replay_count_and_not_how_they_are_cut(tmp_path: Path) -> None:
+    # row 1 is changed by the second piece, which also adds row 3
+    left = _with(_piece(0, [0, 1, 2], [0.0, 1.0, 2.0]), _piece(3, [1, 3], [1.5, 3.0]))
+    assert differing_states(left, _with(_piece(0, [0, 1, 2, 3], [0.0, 1.5, 2.0, 3.0]))) == []
+    right = _with(_piece(0, [0, 1, 2], [0.0, 1.0, 2.0]), _piece(3, [1, 3], [1.5, 3.25]))
+    assert differing_states(left, right) == ["replay column reward: 1 of 4 numbers differ, by at most 0.25"]
+    unchanged = _with(_piece(0, [0, 1, 2], [0.0, 1.0, 2.0]), _piece(3, [3], [3.0]))
+    assert differing_states(left, unchanged) == ["replay column reward: 1 of 4 numbers differ, by at most 0.5"]
+    shorter = _with(_piece(0, [0, 1, 2], [0.0, 1.5, 2.0]))
+    assert differing_states(left, shorter) == [
+        "replay column number: int64[4] and int64[3]",
+        "replay column reward: float32[4] and float32[3]",
+    ]
+    assert len(differing_states(left, _state())) == 2
+    # likewise when they come from the disk
+    differences, compared = differing_runs(_run(tmp_path / "a", left), _run(tmp_path / "b", right))
+    assert differences == ["replay column reward: 1 of 4 numbers differ, by at most 0.25"]
+    assert compared["replay_rows"] == 4
 
 
 def test_the_runs_own_values_count(tmp_path: Path) -> None:
