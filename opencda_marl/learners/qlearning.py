@@ -107,7 +107,7 @@ class Qlearning:
         self._spans = spans or Spans(enabled=False)
         if not action.levels:
             raise ConfigError(f"a table cannot hold the action {action.kind!r}", fix="set action=levels")
-        self._bins = Bins(self._own, observation, settings.scenario.vehicle.acceleration)
+        self._bins = Bins(self._own, observation)
         self._shape = (self._bins.states, len(action.levels))
         if self._bins.states * len(action.levels) > MOST_ENTRIES:
             raise ConfigError(

@@ -23,15 +23,15 @@ class QlearningSettings(LearnerSettings):
     initial_value: Annotated[float, Between(-1e6, 1e6)] = -1.0  # of every entry; above what is found: try everything
     ego: Annotated[dict[str, list[float]], Between(-1000, 1000)] = field(
         default_factory=lambda: {
-            "stop_line": [0.0, 0.07, 0.15, 0.3, 0.5],
-            "speed": [0.1, 0.25, 0.5, 0.7],
+            "stop_line": [0.0, 0.15, 0.35],
+            "speed": [0.15, 0.35, 0.6],
             "leader_gap": [0.15],
         }
     )  # ego feature -> edges of its bins; []: not used
     critical: Annotated[dict[str, list[float]], Between(-1000, 1000)] = field(
         default_factory=lambda: {
-            "going_first": [-2.0, -1.0, 0.0, 0.5],
-            "going_second": [-2.0, -1.0, 0.0, 0.5],
+            "gap_if_first": [-0.33, 0.0, 0.23],
+            "gap_if_second": [-0.33, 0.0, 0.23],
             "entry_difference": [0.0],
         }
     )  # feature of the conflicting neighbour with the smallest time gap -> edges; []: not used

@@ -20,16 +20,16 @@ from opencda_marl.core.errors import CheckpointError, ConfigError, NotFiniteErro
 from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
 from opencda_marl.core.spec import Closed, Feature, LearnerState, Observation, ObservationSpec, Step
 from opencda_marl.learners import LEARNERS
-from opencda_marl.learners.bins import Bins, Going
+from opencda_marl.learners.bins import Bins
 from opencda_marl.learners.qlearning import Qlearning
 from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
 
 TOY = {"ego0": [-1.0, 0.0, 1.0], "ego1": [0.0]}
-_EGO = ("speed", "stop_line", "limit_ahead", "leader", "leader_gap")
-_ROW = ("conflict", "speed", "stop_line", "my_entry", "my_exit", "its_entry", "its_exit", "extra")
-METRES = ObservationSpec(  # every scale is 1, so that numbers below are metres and metres per second
-    "metres",
+_EGO = ("speed", "stop_line", "leader", "leader_gap")
+_ROW = ("conflict", "gap_if_second", "gap_if_first", "extra")
+PLAIN = ObservationSpec(  # every scale is 1
+    "plain",
     1,
     tuple(Feature(name, "", 1.0, "") for name in _EGO),
     tuple(Feature(name, "", 1.0, "") for name in _ROW),
@@ -69,7 +69,7 @@ def bits(state: LearnerState) -> tuple[dict[str, bytes], str]:
 def seen(
     ego: list[list[float]], rows: list[list[list[float]]] | None = None, ids: list[int] | None = None
 ) -> Observation:
-    """Vehicles of `METRES`."""
+    """Vehicles of `PLAIN`."""
     count, rows = len(ego), rows or [[] for _ in ego]
     neighbours = np.zeros((count, 3, len(_ROW)), np.float32)
     for i, mine in enumerate(rows):
@@ -90,61 +90,31 @@ def nobody() -> Observation:
 
 def test_edges_belong_to_the_bin_above_and_an_absent_leader_has_its_own() -> None:
     own = QlearningSettings(ego={"stop_line": [0.1, 25.0], "leader_gap": [5.0], "speed": []}, critical={})
-    bins = Bins(own, METRES, 2.0)
+    bins = Bins(own, PLAIN)
     assert bins.states == 3 * 3
-    cars = [[0, 0.0, 0, 1, 4.0], [0, 0.1, 0, 1, 5.0], [0, 24.9, 0, 1, 9.0], [0, 25.0, 0, 0, 0.0], [0, -9.0, 0, 0, 9.0]]
+    cars = [[0, 0.0, 1, 4.0], [0, 0.1, 1, 5.0], [0, 24.9, 1, 9.0], [0, 25.0, 0, 0.0], [0, -9.0, 0, 9.0]]
     assert bins(seen(cars)).tolist() == [0, 3 + 1, 3 + 1, 6 + 2, 0 + 2]
-
-
-def _row(
-    conflict: float, speed: float, my: tuple[float, float], its: tuple[float, float], extra: float = 0.0
-) -> list[float]:
-    return [conflict, speed, its[0], *my, *its, extra]
-
-
-def test_gaps_of_a_vehicle_that_goes() -> None:
-    """2 m/s^2 up to 10 m/s; from 0: 4 m in 2 s, 25 m in 5 s, 45 m in 7 s."""
-    cars = seen(
-        [[0.0, 4.0, 10.0, 0, 0], [10.0, -2.0, 10.0, 0, 0], [20.0, 60.0, 10.0, 0, 0]],
-        [
-            [_row(1, 10.0, (4.0, 25.0), (20.0, 30.0)), _row(1, 0.0, (4.0, 45.0), (7.0, 9.0))],
-            [_row(1, 5.0, (-1.0, 8.0), (-2.0, 1.0))],
-            [_row(1, 12.0, (50.0, 50.0), (50.0, 50.0))],
-        ],
-    )
-    cars.neighbours[2, 0, 2] = 87.0  # its distance to the stop line goes on where the others are cut at 50 m
-    found = Going(METRES, 2.0)(cars.ego, cars.neighbours)  # second, first
-    np.testing.assert_allclose(found[0, 0], [2.0 - 3.0, 2.0 - 5.0], atol=1e-5)
-    np.testing.assert_allclose(found[0, 1], [2.0 - 9.0, 7.0 - 7.0], atol=1e-5)  # it stands: taken to drive at 1 m/s
-    np.testing.assert_allclose(found[1, 0], [0.0 - 0.2, 0.0 - 0.8], atol=1e-5)
-    np.testing.assert_allclose(found[2, 0], [6.0 - 8.0, 7.25 - 6.9], atol=1e-5)  # 60 and 69 m; 87 and 96 m
 
 
 def test_the_critical_neighbour_and_those_that_are_none() -> None:
     """Rows without a conflict and rows beyond the count are nobody, whatever is in them."""
-    blocks = {"going_second": [-1.0, 0.0], "going_first": [0.0], "extra": [5.0]}
-    bins = Bins(QlearningSettings(ego={}, critical=blocks, nearest={"speed": [2.0]}, conflicts=[2.0]), METRES, 2.0)
-    assert bins.states == 1 + 2 * 3 * 2 * 2 * 2
-    ego = [0.0, 4.0, 10.0, 0, 0]
-    far = _row(1, 10.0, (4.0, 25.0), (90.0, 99.0), extra=9.0)  # first: 9 - 5 = 4 s
-    close = _row(1, 10.0, (4.0, 25.0), (20.0, 30.0), extra=1.0)  # second -1 s, first -3 s
-    other = _row(0, 0.0, (0.0, 0.0), (0.0, 0.0), extra=9.0)
-    for row, line in ((far, 90.0), (close, 20.0)):
-        row[2] = line
-    cars = seen([ego] * 4, [[], [other], [far, close, other], [far]])
-    cars.neighbours[0, 0], cars.neighbours[3, 1] = close, close  # beyond the counts
-    number, second, first, extra, speed = (1, 1, 0, 0, 1)
-    crowded = 1 + (((number * 3 + second) * 2 + first) * 2 + extra) * 2 + speed
-    number, second, first, extra, speed = (0, 0, 1, 1, 1)
-    alone = 1 + (((number * 3 + second) * 2 + first) * 2 + extra) * 2 + speed
-    assert bins(cars).tolist() == [0, 0, crowded, alone]
+    blocks = {"gap_if_second": [-1.0, 0.0], "gap_if_first": [0.0]}
+    bins = Bins(QlearningSettings(ego={}, critical=blocks, nearest={"extra": [5.0]}, conflicts=[2.0]), PLAIN)
+    assert bins.states == 1 + 2 * 3 * 2 * 2
+    far, close, other = [1, -9.0, 4.0, 9.0], [1, -1.0, -3.0, 7.0], [0, -8.0, -8.0, 0.0]  # larger gap: 4; -1; nobody
+    cars = seen([[0.0] * 4] * 5, [[], [other], [far, close, other], [far], [[1, -1.5, -2.0, 4.9], far]])
+    cars.neighbours[0, 0], cars.neighbours[3, 1] = close, [1, -9.0, -9.0, 0.0]  # beyond the counts
+    expected = [0, 0]
+    for number, second, first, extra in ((1, 1, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0)):
+        expected.append(1 + ((number * 3 + second) * 2 + first) * 2 + extra)
+    assert bins(cars).tolist() == expected
 
 
 def test_the_smallest_value_of_a_column_that_may_be_absent() -> None:
-    rows = (*METRES.neighbour[:-1], Feature("acted", "", 1.0, ""), Feature("last_action", "", 1.0, ""))
-    spec = replace(METRES, neighbour=rows)
-    bins = Bins(QlearningSettings(ego={}, critical={}, nearest={"last_action": [0.5]}), spec, 2.0)
-    cars = seen([[0.0] * 5] * 3)
+    rows = (*PLAIN.neighbour[:-1], Feature("acted", "", 1.0, ""), Feature("last_action", "", 1.0, ""))
+    spec = replace(PLAIN, neighbour=rows)
+    bins = Bins(QlearningSettings(ego={}, critical={}, nearest={"last_action": [0.5]}), spec)
+    cars = seen([[0.0] * 4] * 3)
     cars.counts[:] = 2
     cars.neighbours = np.zeros((3, 3, len(rows)), np.float32)
     cars.neighbours[:, :2, 0] = 1.0
@@ -163,9 +133,9 @@ def test_the_smallest_value_of_a_column_that_may_be_absent() -> None:
 )
 def test_bins_that_cannot_be(own: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Bins(QlearningSettings(**{"critical": {}, **own}), METRES, 2.0)
-    with pytest.raises(ConfigError, match="toy has no conflict, speed"):
-        Bins(QlearningSettings(ego={}, critical={"going_first": [0.0]}), SPEC, 2.0)
+        Bins(QlearningSettings(**{"critical": {}, **own}), PLAIN)
+    with pytest.raises(ConfigError, match="toy has no neighbours with conflict, gap_if_second"):
+        Bins(QlearningSettings(ego={}, critical={"row0": [0.0]}), SPEC)
 
 
 def test_what_a_table_cannot_hold() -> None:
