@@ -327,7 +327,7 @@ def test_bench_profile_and_drill_hand_over(typed: Typed, stand_in: Callable[...,
         "rows": [{"name": "bare", "ms_median": 0.3}],
     }
     bench = stand_in("tools.bench", bench=lambda *a, **k: numbers)
-    bench.DEFAULT_PROFILE = QUICKSTART
+    bench.default_profile = lambda against: "page" if against else QUICKSTART
     said = typed("bench", "env", "--vehicles", "30", "--threads", "2", "seed=2", "--json")
     assert said.answer == numbers
     assert bench.calls[0] == {
@@ -337,8 +337,11 @@ def test_bench_profile_and_drill_hand_over(typed: Typed, stand_in: Callable[...,
         "overrides": ["seed=2"],
         "vehicles": 30,
         "threads": 2,
+        "against": [],
     }
     assert "0.3" in typed("bench", "env").out
+    typed("bench", "update", "-t", QUICKSTART, "--against", "sb3, torchrl")
+    assert bench.calls[-1]["against"] == ["sb3", "torchrl"]
 
     verified = {
         "exact": True,
