@@ -18,13 +18,14 @@ import typer
 
 from opencda_marl import __version__
 from opencda_marl.cli_answers import answering, emit, quiet_stdout
+from opencda_marl.cli_matrix import matrix_app
+from opencda_marl.cli_tables import name_tables
 from opencda_marl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from opencda_marl.config import Profile
-    from opencda_marl.core.tables import Table
 
 __all__ = ["app", "start"]
 
@@ -43,6 +44,7 @@ config_app = typer.Typer(help="Profiles: what is set, what can be set, copies of
 runs_app = typer.Typer(help="Run folders: what there is, what can go.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(runs_app, name="runs")
+app.add_typer(matrix_app, name="matrix")
 
 ProfileName = Annotated[str, typer.Option("-t", "--profile", help="Profile, e.g. sumo-marl/intersection/quickstart.")]
 MaybeProfile = Annotated[str | None, typer.Option("-t", "--profile", help="Profile; see 'opencda-marl list profiles'.")]
@@ -72,25 +74,10 @@ def _console(as_json: bool) -> Console:
     return make_console(stderr=as_json)
 
 
-def _tables() -> dict[str, Table]:
-    """Settings that hold names, and where the names are listed."""
-    from opencda_marl.env import CONTROLLERS, OBSERVATIONS, REWARDS
-    from opencda_marl.learners import LEARNERS
-    from opencda_marl.nn import ENCODERS
-
-    return {
-        "algorithm": LEARNERS,
-        "context.encoder": ENCODERS,
-        "evaluation.controllers": CONTROLLERS,
-        "reward.weights": REWARDS,
-        "observation": OBSERVATIONS,
-    }
-
-
 def _load(name: str, config_root: Path | None, overrides: Sequence[str] | None) -> Profile:
     from opencda_marl.config import load_profile
 
-    return load_profile(name, config_root=config_root, overrides=overrides or (), tables=_tables())
+    return load_profile(name, config_root=config_root, overrides=overrides or (), tables=name_tables())
 
 
 def _say_version(wanted: bool) -> None:
@@ -300,7 +287,7 @@ def list_things(
     from opencda_marl.config import list_profiles
     from opencda_marl.display import show_table
 
-    tables = {table.group.rpartition(".")[2]: table for table in _tables().values()}
+    tables = {table.group.rpartition(".")[2]: table for table in name_tables().values()}
     found = {"profiles": list_profiles(config_root)} if what in (None, "profiles") else {}
     for kind, table in tables.items():
         if what in (None, kind):

@@ -31,7 +31,8 @@ _PLAIN_WIDTH = 200  # columns of a pipe: wide enough that no cell is folded
 _RECENT = 8  # episodes shown
 _AVERAGED = 20  # episodes in the last row
 _COMMAND = re.compile(
-    r"(?<![\w./-])opencda-marl(?= (?:bench|config|describe|doctor|evaluate|list|profile|runs?|verify-resume)\b)"
+    r"(?<![\w./-])opencda-marl"
+    r"(?= (?:bench|config|describe|docker-carla|doctor|evaluate|list|matrix|profile|runs?|verify-resume)\b)"
 )
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencda_marl import __version__
-from opencda_marl.config import BUDGETS, DISPLAY, config_hash, find_root, load_profile, require_budget
+from opencda_marl.config import BUDGETS, DISPLAY, config_hash, load_profile, require_budget
+from opencda_marl.config_files import find_root
 from opencda_marl.config_yaml import Document, Keys, Source, dump_scalar, read
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.tables import Table
@@ -67,6 +68,17 @@ class Cell:
     def free(self) -> list[str]:
         """Overrides that do not change what is computed; a resumed run takes them too."""
         return [f"{key}={dump_scalar(value)}" for key, value in {**self.budgets, **self.display}.items()]
+
+    @property
+    def budget(self) -> str:
+        """For people."""
+        names = {"max_episodes": "episodes", "max_env_steps": "steps", "max_minutes": "minutes"}
+        return ", ".join(f"{value:g} {names[key]}" for key, value in self.budgets.items() if value is not None)
+
+    @property
+    def varies(self) -> str:
+        """For people: what makes it different, beside profile and seed."""
+        return " ".join(f"{k}={dump_scalar(v)}" for k, v in self.chosen.items() if k not in ("profile", "seed"))
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Cell:
@@ -201,8 +213,8 @@ def fingerprint(request: Request, *, graph: bool) -> str | None:
     if any("scenario." in text for text in (*request.fixed, *request.axes, *(key for p in request.pairs for key in p))):
         return None
     root = find_root(None if request.config_root is None else Path(request.config_root))
-    files = [(str(file), file.stat()) for file in sorted(root.rglob("*")) if file.is_file()]
-    seen = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]
+    files = [(file, file.stat()) for file in sorted(root.rglob("*")) if file.is_file()]
+    seen = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in files]
     told = json.dumps([asdict(request), graph, __version__, seen], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()
 
@@ -228,7 +240,7 @@ def expand(
     named: set[tuple[Any, ...]] = set()
     for choice in combinations:
         # a name is looked up among all installed packages: once for each profile and choice is enough
-        names = (choice["profile"], *(repr(value) for key, value in choice.items() if key != "seed"))
+        names: tuple[str, ...] = (choice["profile"], *(repr(value) for key, value in choice.items() if key != "seed"))
         try:
             cell, settings = _made(request, choice, graph, None if names in named else tables)
             before = found.setdefault(cell.id, (cell, settings))[0]
@@ -252,12 +264,12 @@ def _combinations(request: Request) -> Iterator[dict[str, Any]]:
             fix = "give it to all cells with 'budgets'" if key in BUDGETS else "keep one of the two"
             raise ConfigError(f"{key} varies as an axis, and is given elsewhere or is a budget", fix=fix)
     count = len(request.profiles) * max(1, len(request.pairs))
-    for values in request.axes.values():
-        count *= len(values)
+    for axis in request.axes.values():
+        count *= len(axis)
     if count > _MOST:
         raise ConfigError(f"{count:,} combinations are too many", fix=f"at most {_MOST:,}")
     # seeds vary fastest, whatever the order of the axes: what is compared runs at about the same time
-    axes = sorted(request.axes.items(), key=lambda axis: axis[0] == "seed")
+    axes = sorted(request.axes.items(), key=lambda item: item[0] == "seed")
     for profile, pair in itertools.product(request.profiles, request.pairs or [{}]):
         for values in itertools.product(*(values for _, values in axes)):
             yield {"profile": profile, **pair, **dict(zip((key for key, _ in axes), values, strict=True))}

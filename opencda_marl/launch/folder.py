@@ -83,6 +83,10 @@ class Launch:
         """Attempts since the last `retry`."""
         return [attempt for attempt in self.attempts if attempt["number"] > self.fresh]
 
+    def forgive(self) -> None:
+        """Failures so far count no more."""
+        self.state, self.fresh, self.error, self.failure = "waiting", self.made, None, None
+
 
 class MatrixFolder:
     """Paths of a matrix, and reading what lies there."""
@@ -223,6 +227,12 @@ class Writer(MatrixFolder):
         with writing(self.launch(cell)):
             self.launch(cell).mkdir(parents=True, exist_ok=True)
         write_whole(self.launch(cell) / "launch.json", json.dumps(asdict(launch), indent=1).encode(), durable=False)
+
+    def forgive(self, cell: str) -> None:
+        """A failed cell may be tried again, as if nothing had been tried."""
+        launch = self.read_launch(cell)
+        launch.forgive()
+        self.write_launch(cell, launch)
 
     def heartbeat(self, facts: Mapping[str, Any]) -> None:
         """launcher.json."""

@@ -25,6 +25,7 @@ from opencda_marl.core.errors import (
     DeviceError,
     Interrupted,
     NotFiniteError,
+    OpenCDAError,
     OutOfMemoryError,
     SimulatorError,
     StorageError,
@@ -151,8 +152,8 @@ def classify(code: int, console: str, *, finished: bool, asked: str | None = Non
     if finished:
         return Outcome("finished")
     if asked is not None and asked != "stop":
-        kind, _, text = asked.partition(": ")
-        return Outcome(kind, text)
+        why, _, told = asked.partition(": ")
+        return Outcome(why, told)
     if asked == "stop" and (code in (0, Interrupted.exit_code) or code < 0):
         return Outcome("stopped")
     if code == RECYCLE:
@@ -162,10 +163,15 @@ def classify(code: int, console: str, *, finished: bool, asked: str | None = Non
     kind = _KINDS.get(code, "error")
     if kind == "error" and _NO_MEMORY.search(console):
         kind = "memory"
-    text, fix = _message(console)
     if code == 0:
-        text = "the trainer ended well, but its budget is not used up"
+        return Outcome(kind, "the trainer ended well, but its budget is not used up")
+    text, fix = _message(console)
     return Outcome(kind, text or f"exit code {code}", fix)
+
+
+def kind_of(error: OpenCDAError) -> str:
+    """The class of failures that an error of ours belongs to."""
+    return _KINDS.get(error.exit_code, "error")
 
 
 def _message(console: str) -> tuple[str | None, str | None]:

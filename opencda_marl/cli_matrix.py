@@ -1,0 +1,400 @@
+"""`opencda-marl matrix`: many training runs at once. Nothing is computed here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from opencda_marl.cli_answers import emit, quiet_stdout
+from opencda_marl.core.errors import ConfigError, Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.launcher import Result, Server
+    from opencda_marl.launch.plan import Options, Slot
+    from opencda_marl.launch.request import Plan
+
+__all__ = ["matrix_app"]
+
+matrix_app = typer.Typer(help="Many training runs at once: run, watch, stop, report.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The matrix folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout's last line, the rest on stderr.")]
+Many = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of all cells; repeat.")]
+_WAIT = 150.0  # [s] for a launcher to end
+_CARLA = "opencda_marl.simulators.carla"
+
+
+@matrix_app.command("run")
+def matrix_run(
+    target: Annotated[Path | None, typer.Argument(help="A matrix folder, or a matrix file (.yaml).")] = None,
+    profiles: Annotated[str | None, typer.Option(help="Profiles, with commas.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A:B", help="Seeds, half-open; or with commas.")] = None,
+    settings: Many = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of a matrix file; default runs/NAME.")] = None,
+    config_root: Annotated[Path | None, typer.Option(help="Folder of profiles instead of the bundled one.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show cells and slots; start nothing.")] = False,
+    parallel: Annotated[str | None, typer.Option(metavar="N|auto", help="Cells at once; default 1.")] = None,
+    cuda_visible_devices: Annotated[str | None, typer.Option(help="GPUs of the learners, slot by slot: 0,1.")] = None,
+    carla_gpus: Annotated[str | None, typer.Option(help="GPUs of the CARLA servers, likewise.")] = None,
+    carla_rpc_port: Annotated[int | None, typer.Option(help="Slot k: this + 10 k; default 2000.")] = None,
+    carla_restart_mode: Annotated[Literal["process", "docker"] | None, typer.Option(help="Who runs CARLA.")] = None,
+    carla_bin: Annotated[str | None, typer.Option(envvar="CARLA_BIN", help="CarlaUE4.sh.")] = None,
+    keep_carla: Annotated[bool | None, typer.Option(help="Leave the servers up at the end.")] = None,
+    cuda_graph_update: Annotated[bool | None, typer.Option(help="Updates as a CUDA graph.")] = None,
+    fail_fast: Annotated[bool | None, typer.Option(help="Stop everything when a cell fails.")] = None,
+    retries: Annotated[list[str] | None, typer.Option(metavar="CLASS=N", help="Failures forgiven; repeat.")] = None,
+    deadline: Annotated[list[str] | None, typer.Option(metavar="PHASE=S", help="Seconds of silence; repeat.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train all cells of a matrix; typed again it does what is left."""
+    from opencda_marl.cli_tables import name_tables
+    from opencda_marl.launch.plan import numbered, parse_counts
+    from opencda_marl.launch.request import Asked, prepare
+
+    given = {
+        "parallel": None if parallel is None else _parallel(parallel),
+        "cuda_visible_devices": None if cuda_visible_devices is None else _words(cuda_visible_devices),
+        "carla_gpus": None if carla_gpus is None else numbered(carla_gpus, "--carla-gpus"),
+        "carla_rpc_port": carla_rpc_port,
+        "carla_restart_mode": carla_restart_mode,
+        "carla_bin": carla_bin,
+        "keep_carla": keep_carla,
+        "cuda_graph_update": cuda_graph_update,
+        "fail_fast": fail_fast,
+        "retries": parse_counts(retries, "--retries") if retries else None,
+        "deadlines": parse_counts(deadline, "--deadline") if deadline else None,
+    }
+    named = tuple(_words(profiles)) if profiles is not None else ()
+    asked = Asked(target, out, named, seeds, tuple(settings or ()), config_root, given)
+    plan = prepare(asked, name_tables())
+    if dry_run:
+        _show_plan(plan, as_json)
+        return
+    with quiet_stdout(as_json):
+        result = _launch(plan, _console(as_json))
+    _answer(plan, result, as_json)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _parallel(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdigit() or not 1 <= int(text) <= 1000:
+        raise ConfigError(f"--parallel {text!r} is not understood", fix="write a number from 1 to 1000, or auto")
+    return int(text)
+
+
+def _console(as_json: bool) -> Console:
+    from opencda_marl.display import make_console
+
+    return make_console(stderr=as_json)
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    from opencda_marl.display_matrix import show_plan
+    from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.gpus import find_gpus
+    from opencda_marl.launch.request import gpu_notes, slot_table
+    from opencda_marl.launch.scaling import room
+    from opencda_marl.launch.status import row
+
+    gpus, matrix = find_gpus(), plan.matrix
+    most = room(matrix, gpus) if matrix.options.parallel == "auto" else matrix.options.parallel
+    folder = MatrixFolder(plan.folder)
+    cells = [
+        {
+            "id": cell.id,
+            "name": cell.name,
+            "profile": cell.profile,
+            "seed": cell.seed,
+            "varies": cell.varies,
+            "budget": cell.budget,
+            "family": cell.family,
+            "state": row(folder, cell)["state"],
+        }
+        for cell in matrix.cells
+    ]
+    notes = [*plan.notes, *gpu_notes(matrix.options, gpus), *(str(error) for error in _missing(plan).values())]
+    answer = {
+        "name": matrix.name,
+        "folder": str(plan.folder),
+        "cells": cells,
+        "slots": slot_table(matrix, min(most, max(1, len(cells))), gpus),
+        "notes": notes,
+        "options": matrix.options.record(),
+    }
+    if as_json:
+        emit(answer)
+    else:
+        show_plan(_console(False), answer)
+
+
+def _missing(plan: Plan) -> dict[Any, Any]:
+    """What a family of cells lacks here."""
+    from importlib.util import find_spec
+
+    from opencda_marl.core.errors import BackendMissingError
+
+    if not any(cell.family == "carla" for cell in plan.matrix.cells) or find_spec(_CARLA) is not None:
+        return {}
+    return {"carla": BackendMissingError("the CARLA backend is not part of this version: these cells cannot run")}
+
+
+def _launch(plan: Plan, console: Console) -> Result:
+    from opencda_marl.display_matrix import MatrixDisplay, show_slots
+    from opencda_marl.launch.folder import Writer
+    from opencda_marl.launch.gpus import find_gpus
+    from opencda_marl.launch.launcher import Launcher
+    from opencda_marl.launch.request import gpu_notes, slot_table
+    from opencda_marl.launch.scaling import room
+
+    matrix = plan.matrix
+    gpus = find_gpus() if matrix.options.cuda_visible_devices else None
+    most = room(matrix, gpus) if matrix.options.parallel == "auto" else matrix.options.parallel
+    with Writer(plan.folder) as folder:
+        folder.write_settings(plan.settings)
+        folder.write(matrix)
+        for note in (*plan.notes, *gpu_notes(matrix.options, gpus)):
+            console.print(f"note: {note}", markup=False, soft_wrap=True)
+        show_slots(console, slot_table(matrix, min(most, max(1, len(matrix.cells))), gpus))
+        with MatrixDisplay(console) as display:
+            launcher = Launcher(
+                folder,
+                matrix,
+                listener=display,
+                served=lambda cell: cell.family == "carla",
+                server_for=lambda slot: _server(matrix.options, folder, slot),
+                missing=_missing(plan),
+                limit=most,
+                cwd=Path.cwd(),
+            )
+            return launcher.run()
+
+
+def _server(options: Options, folder: MatrixFolder, slot: Slot) -> Server:
+    from opencda_marl.launch.servers import ServerOptions, make_server
+
+    wanted = ServerOptions(Path(options.carla_bin), keep=options.keep_carla)
+    return make_server(options.carla_restart_mode, slot, wanted, folder.slot(slot.index))
+
+
+def _answer(plan: Plan, result: Result, as_json: bool) -> None:
+    """What the launch came to; its exit code."""
+    from opencda_marl.core.run_folder import typed
+
+    where = typed(plan.folder)
+    if as_json:
+        emit({**_outcome(plan.folder, result)})
+    else:
+        typer.echo(f"{result.finished} of {result.total} cells are finished, {len(result.failed)} failed")
+        if result.failed:
+            console = _console(False)
+            console.print(f"once its cause is gone: opencda-marl matrix retry {where}", markup=False, soft_wrap=True)
+    if result.failed:
+        raise typer.Exit(1)
+    if result.stopped and result.finished < result.total:
+        if as_json:
+            raise typer.Exit(Interrupted.exit_code)
+        raise Interrupted(
+            "stopped; every finished episode up to the last boundary is saved",
+            fix=f"continue with: opencda-marl matrix run {where}",
+        )
+
+
+def _outcome(folder: Path, result: Result) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "total": result.total,
+        "finished": result.finished,
+        "failed": list(result.failed),
+        "stopped": result.stopped,
+    }
+
+
+@matrix_app.command("status")
+def matrix_status(folder: Folder, as_json: AsJson = False) -> None:
+    """How each cell stands, and the whole."""
+    from opencda_marl.display_matrix import show_matrix
+    from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.status import overview
+
+    answer = overview(MatrixFolder(folder))
+    if as_json:
+        emit(answer)
+    else:
+        show_matrix(_console(False), answer)
+
+
+@matrix_app.command("report")
+def matrix_report(folder: Folder, as_json: AsJson = False) -> None:
+    """What the cells came to, over their seeds."""
+    from opencda_marl.display_matrix import show_report
+    from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.status import report
+
+    answer = report(MatrixFolder(folder))
+    if as_json:
+        emit(answer)
+    else:
+        show_report(_console(False), answer)
+
+
+@matrix_app.command("logs")
+def matrix_logs(
+    folder: Folder,
+    cell: Annotated[
+        str | None, typer.Argument(help="A cell's id, its beginning, or its name; else what happened.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines come.")] = False,
+    lines: Annotated[int, typer.Option("-n", min=1, max=100_000, help="Lines to begin with.")] = 40,
+    as_json: AsJson = False,
+) -> None:
+    """What happened, or what a cell's trainer printed."""
+    from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.status import find_cell
+
+    if follow and as_json:
+        raise ConfigError("-f never ends, and --json is one object", fix="leave one of the two out")
+    there = MatrixFolder(folder)
+    matrix = there.read()
+    file, shown = there.path / "launcher.jsonl", _event
+    if cell is not None:
+        file, shown = there.launch(find_cell(matrix, cell).id) / "console.log", _as_it_is
+    found = _last_lines(file, lines)
+    if as_json:
+        told: Sequence[Any] = [json.loads(line) for line in found] if cell is None else found
+        emit({"file": str(file), "lines": told})
+        return
+    for line in found:
+        typer.echo(shown(line))
+    if follow:
+        _follow(file, shown)
+
+
+def _as_it_is(line: str) -> str:
+    return line.rstrip()
+
+
+def _event(line: str) -> str:
+    from opencda_marl.display_matrix import event_line
+
+    facts = json.loads(line)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.pop("time")))
+    return f"{stamp}  {event_line(facts.pop('event'), facts)}"
+
+
+def _last_lines(file: Path, count: int) -> list[str]:
+    """Whole lines from the end of a file; none where there is no file."""
+    if not file.is_file():
+        return []
+    return file.read_text(errors="replace").splitlines()[-count:]
+
+
+def _follow(file: Path, shown: Callable[[str], str]) -> None:
+    at, rest = file.stat().st_size if file.exists() else 0, b""
+    while True:
+        time.sleep(0.3)
+        if not file.exists():
+            continue
+        with file.open("rb") as stream:
+            stream.seek(at)
+            data = stream.read()
+        at += len(data)
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            typer.echo(shown(line.decode(errors="replace")))
+        sys.stdout.flush()
+
+
+@matrix_app.command("stop")
+def matrix_stop(
+    folder: Folder,
+    kill: Annotated[bool, typer.Option("--kill", help="At once, without saving the last boundary.")] = False,
+    wait: Annotated[bool, typer.Option(help="Until the launcher has ended.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Stop the launcher: every cell saves its last episode boundary. Like Ctrl-C."""
+    from opencda_marl.core.errors import DeadlineError
+
+    there, owner = _at_work(folder)
+    if owner is not None:
+        there.ask("kill" if kill else "stop")
+    deadline = time.monotonic() + _WAIT
+    while wait and owner is not None and there.owner() is not None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"the launcher (process {owner}) does not end", fix=f"kill -CONT {owner}; or kill -9 {owner}"
+            )
+        time.sleep(0.1)
+    _said(as_json, {"launcher": owner, "asked": owner is not None}, _stopped(owner, wait))
+
+
+def _stopped(owner: int | None, wait: bool) -> str:
+    if owner is None:
+        return "no launcher is at work here"
+    return f"the launcher (process {owner}) {'has ended' if wait else 'was asked to stop'}"
+
+
+@matrix_app.command("drain")
+def matrix_drain(folder: Folder, as_json: AsJson = False) -> None:
+    """Start no more cells; those that run are trained to their end."""
+    there, owner = _at_work(folder)
+    if owner is not None:
+        there.ask("drain")
+    said = "no launcher is at work here" if owner is None else "no more cells are started; those that run go on"
+    _said(as_json, {"launcher": owner, "asked": owner is not None}, said)
+
+
+@matrix_app.command("retry")
+def matrix_retry(
+    folder: Folder,
+    cells: Annotated[list[str] | None, typer.Argument(help="Failed cells; all of them when left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give failed cells a fresh budget of retries."""
+    from opencda_marl.core.run_folder import typed
+    from opencda_marl.launch.folder import Writer
+    from opencda_marl.launch.status import find_cell
+
+    there, owner = _at_work(folder)
+    matrix = there.read()
+    chosen = [find_cell(matrix, named) for named in cells or ()] or list(matrix.cells)
+    failed = [cell for cell in chosen if there.read_launch(cell.id).state == "failed"]
+    if owner is not None:
+        for cell in failed:
+            there.ask(f"retry-{cell.id}")
+    else:
+        with Writer(folder) as writer:
+            for cell in failed:
+                writer.forgive(cell.id)
+    said = f"{len(failed)} failed cells begin anew"
+    if owner is None and failed:
+        said += f"; next: opencda-marl matrix run {typed(folder)}"
+    _said(as_json, {"launcher": owner, "cells": [cell.id for cell in failed]}, said)
+
+
+def _at_work(folder: Path) -> tuple[MatrixFolder, int | None]:
+    from opencda_marl.launch.folder import MatrixFolder
+
+    there = MatrixFolder(folder)
+    there.read()
+    return there, there.owner()
+
+
+def _said(as_json: bool, answer: dict[str, Any], line: str) -> None:
+    if as_json:
+        emit(answer)
+    else:
+        _console(False).print(line, markup=False, soft_wrap=True)

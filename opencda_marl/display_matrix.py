@@ -1,0 +1,224 @@
+"""A matrix, for people: a live table in a terminal, plain lines elsewhere; its cells, slots and figures as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from opencda_marl.core.run_folder import ACTIVE_PHASES
+from opencda_marl.core.speech import counted, number, percent, seconds
+from opencda_marl.display import show_table, unheard
+
+__all__ = ["MatrixDisplay", "event_line", "show_matrix", "show_plan", "show_report", "show_slots"]
+
+_HEADINGS = ("cell", "state", "episode", "success %", "ms/step", "left", "last error")
+_EVERY = 30.0  # [s] between two lines about the whole, in a pipe
+_ERROR = 60  # characters of an error in a table
+_ROWS = 200  # rows that a pipe gets
+
+
+class MatrixDisplay:
+    """A listener of the launcher.
+
+    Args:
+        console: to write to.
+        clock: [s]; for tests.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._live: Live | None = None
+        self._facts: dict[str, Any] = {"rows": []}
+        self._said_at = clock()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture, transient=True)
+            with unheard(self._console):
+                self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with unheard(self._console):
+                live.stop()
+
+    def __call__(self, kind: str, facts: dict[str, Any]) -> None:
+        """Show what happened."""
+        if kind != "beat":
+            self._say(event_line(kind, facts))
+            return
+        self._facts = facts
+        if self._live is not None:
+            with unheard(self._console):
+                self._live.refresh()
+        elif self._clock() - self._said_at >= _EVERY:
+            self._said_at = self._clock()
+            self._say(_whole(facts["rows"], facts.get("steps_per_s")))
+
+    def _say(self, line: str) -> None:
+        with unheard(self._console):
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _picture(self) -> RenderableType:
+        rows = sorted(self._facts["rows"], key=lambda row: _order(row["state"]))
+        room = max(3, self._console.size.height - 5)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for index, heading in enumerate(_HEADINGS):
+            side = "left" if index in (0, 1, 6) else "right"
+            table.add_column(heading, justify=side, no_wrap=True, header_style="bold")  # type: ignore[arg-type]
+        for row in rows[:room]:
+            table.add_row(*(escape(cell) for cell in _cells(row)))
+        more = [Text(f"and {counted(len(rows) - room, 'more cell')}", style="dim")] if len(rows) > room else []
+        whole = _whole(rows, self._facts.get("steps_per_s"))
+        return Group(table, *more, Text(whole, style="bold"))
+
+
+def _order(state: str) -> int:
+    """What is at work first, what is over last."""
+    first = (*ACTIVE_PHASES[::-1], "server", "ending", "retrying", "failed", "died", "stopped", "waiting", "finished")
+    return first.index(state) if state in first else len(first)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    of = "" if row["episodes"] is None else f"/{row['episodes']}"
+    slot = "" if row["slot"] is None else f" in {row['slot']}"
+    return [
+        row["name"].replace("\n", " "),
+        f"{row['state']}{slot}",
+        "-" if row["episode"] is None else f"{row['episode']}{of}",
+        percent(row["success"]),
+        number(row["ms_per_step"], 2),
+        seconds(row["eta_s"]),
+        _short(row),
+    ]
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    if not row["error"]:
+        return ""
+    text = f"{row['failure']}: {row['error']}".replace("\n", " ")
+    return text if len(text) <= _ERROR else f"{text[: _ERROR - 1]}…"
+
+
+def _whole(rows: Sequence[Mapping[str, Any]], rate: float | None) -> str:
+    states: dict[str, int] = {}
+    for row in rows:
+        state = "running" if row["state"] in (*ACTIVE_PHASES, "server", "ending") else row["state"]
+        states[state] = states.get(state, 0) + 1
+    told = ", ".join(f"{states[state]} {state}" for state in sorted(states, key=_order))
+    return f"{counted(len(rows), 'cell')}: {told}; {number(rate, 0)} steps/s"
+
+
+def event_line(kind: str, facts: Mapping[str, Any]) -> str:
+    """An event of the launcher as a line."""
+    cell = f"{str(facts.get('name', '')).replace(chr(10), ' ')} ({facts.get('cell')})"
+    match kind:
+        case "launched":
+            slots = counted(len(facts["slots"]), "slot")
+            return f"matrix {facts['name']}: {counted(facts['cells'], 'cell')}, {facts['left']} to do, {slots}"
+        case "started":
+            again = f", attempt {facts['attempt']}" if facts.get("attempt") else ""
+            return f"{cell}: started in slot {facts['slot']}{again}"
+        case "finished":
+            return f"{cell}: finished"
+        case "stopped":
+            return f"{cell}: stopped; {counted(facts['saved'], 'episode')} saved"
+        case "recycle":
+            return f"{cell}: asks for a fresh start after {counted(facts['saved'], 'episode')}; that is no failure"
+        case "retrying":
+            note = f"; {facts['note']}" if facts.get("note") else ""
+            tries = f"failure {facts['count']} of {facts['allowed']} that are forgiven"
+            return f"{cell}: {facts['failure']}: {facts['error']}; again in {facts['delay']:.0f} s ({tries}){note}"
+        case "failed":
+            fix = f"\n  fix: {facts['fix']}" if facts.get("fix") else ""
+            return f"{cell}: FAILED: {facts['failure']}: {facts['error']}{fix}\n  log: {facts['log']}"
+        case "scaled":
+            return f"{facts['steps_per_s']:.0f} steps/s with {facts['before']}: now {counted(facts['cells'], 'cell')}"
+        case "server_ready":
+            return f"slot {facts['slot']}: its server answers after {facts['seconds']:.0f} s"
+        case _:
+            told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
+            return f"{kind.replace('_', ' ')}{': ' if told else ''}{told}"
+
+
+def show_plan(console: Console, answer: Mapping[str, Any]) -> None:
+    """Cells and slots of a dry run."""
+    rows = [
+        [cell["id"], cell["profile"], str(cell["seed"]), cell["varies"], cell["budget"], cell["state"]]
+        for cell in answer["cells"]
+    ]
+    title = f"{answer['name']}: {counted(len(rows), 'cell')}, in {answer['folder']}"
+    show_table(console, ("cell", "profile", "seed", "varies", "budget", "state"), rows, title=title, text=6)
+    console.print("")
+    show_slots(console, answer["slots"])
+    for note in answer["notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def show_slots(console: Console, slots: Sequence[Mapping[str, Any]]) -> None:
+    """The slot table."""
+    rows = [
+        [
+            str(slot["index"]),
+            _or_dash(slot["cuda"]),
+            _or_dash(slot.get("uuid")),
+            _or_dash(slot["adapter"]),
+            " ".join(str(port) for port in slot["ports"]) or "-",
+            str(slot["threads"]),
+        ]
+        for slot in slots
+    ]
+    show_table(console, ("slot", "GPU", "UUID", "CARLA adapter", "ports", "threads"), rows, text=6)
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def show_matrix(console: Console, answer: Mapping[str, Any]) -> None:
+    """`matrix status`."""
+    rows = sorted(answer["cells"], key=lambda row: _order(row["state"]))
+    shown = [[row["cell"], *_cells(row)] for row in rows[:_ROWS]]
+    who = f"launcher {answer['launcher']} is {answer['launcher_phase']}" if answer["launcher"] else "no launcher"
+    show_table(console, ("id", *_HEADINGS), shown, title=f"{answer['name']}: {who}", text=3)
+    if len(rows) > _ROWS:
+        console.print(f"and {counted(len(rows) - _ROWS, 'more cell')}; all of them with --json", markup=False)
+    console.print(_whole(rows, answer["steps_per_s"]), markup=False, soft_wrap=True)
+
+
+def show_report(console: Console, answer: Mapping[str, Any]) -> None:
+    """`matrix report`."""
+    headings = ("cells", "seeds", "finished", "success %", "collisions %", "delay s", "return")
+    rows = [
+        [
+            group["group"].replace("\n", " "),
+            str(group["seeds"]),
+            str(group["finished"]),
+            _with_error(group, "success_rate", percent),
+            _with_error(group, "collision_rate", percent),
+            _with_error(group, "mean_delay_s", number),
+            _with_error(group, "return", lambda value: number(value, 2)),
+        ]
+        for group in answer["groups"]
+    ]
+    title = (
+        f"{answer['name']}: the last {answer['over_episodes']} episodes of each cell, mean ± standard error over seeds"
+    )
+    show_table(console, headings, rows, title=title)
+
+
+def _with_error(group: Mapping[str, Any], key: str, shown: Callable[[float | None], str]) -> str:
+    error = group[f"{key}_error"]
+    return shown(group[key]) if error is None else f"{shown(group[key])} ± {shown(error)}"

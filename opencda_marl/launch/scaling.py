@@ -1,0 +1,102 @@
+"""`--parallel auto`: how many cells run at once, from what was measured. Pure functions; clocks are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from opencda_marl.core.machine import cores
+from opencda_marl.launch.cells import Family
+from opencda_marl.launch.folder import Matrix
+from opencda_marl.launch.gpus import Gpu
+
+__all__ = ["GAIN", "Machine", "Scale", "most_cells", "next_scale", "room", "steady"]
+
+GAIN = 0.05  # of the aggregate steps per second, for which one more cell is worth it
+
+_CORES = {"sumo": 1.0, "carla": 3.0}  # that a cell keeps busy: its trainer, and its server
+_MEMORY = {"sumo": 1.0, "carla": 4.0}  # [GiB] likewise
+_LEARNER_VRAM = 1.0  # [GiB]
+_SERVER_VRAM = 2.4  # [GiB] of a server with the intersection loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to share."""
+
+    cores: float
+    memory_gib: float  # that is free
+    cards_gib: tuple[float, ...] = ()  # free memory of each card that cells are put on; empty: none is used
+
+
+def most_cells(machine: Machine, family: Family, *, cells: int) -> int:
+    """How many cells the machine has room for, at least one.
+
+    Args:
+        machine: what is there.
+        family: of the cells; the dearest one where both run.
+        cells: how many there are to run.
+    """
+    vram = _LEARNER_VRAM + (_SERVER_VRAM if family == "carla" else 0.0)
+    # slots go around the cards, so the fullest card decides
+    cards = [len(machine.cards_gib) * int(min(machine.cards_gib) / vram)] if machine.cards_gib else []
+    found = (int(machine.cores / _CORES[family]), int(machine.memory_gib / _MEMORY[family]), cells, *cards)
+    return max(1, min(found))
+
+
+def room(matrix: Matrix, gpus: Sequence[Gpu] | None) -> int:
+    """How many cells of a matrix this machine has room for now."""
+    named = {int(name) for name in matrix.options.cuda_visible_devices if name.isdigit()}
+    used = [gpu for gpu in gpus or () if gpu.index in named and gpu.free_mib is not None]
+    machine = Machine(
+        cores=cores(),
+        memory_gib=psutil.virtual_memory().available / 2**30,
+        cards_gib=tuple((gpu.free_mib or 0) / 1024 for gpu in used),
+    )
+    family: Family = "carla" if any(cell.family == "carla" for cell in matrix.cells) else "sumo"
+    return most_cells(machine, family, cells=len(matrix.cells))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many cells are wanted, and what was measured on the way there."""
+
+    cells: int = 1
+    rates: tuple[float, ...] = ()  # aggregate steps/s with 1, 2, ... cells
+    settled: bool = False  # no further cell is tried
+
+
+def next_scale(scale: Scale, rate: float, *, limit: int) -> Scale:
+    """What to do after `rate` was measured with `scale.cells` at work.
+
+    One more as long as the last one brought more than 5 %; one less where it did not. Once settled, one less whenever
+    the rate has fallen by as much: something else wants the machine.
+
+    Args:
+        scale: as it stands.
+        rate: aggregate steps per second.
+        limit: the most that there is room for.
+    """
+    if scale.cells > limit:
+        return Scale(limit, scale.rates[:limit], settled=True)
+    before = scale.rates[: scale.cells - 1]
+    if scale.settled:
+        known = scale.rates[scale.cells - 1] if len(scale.rates) >= scale.cells else None
+        if known is not None and rate < known / (1.0 + GAIN) and scale.cells > 1:
+            # what fewer cells came to before was another machine, so to speak
+            return Scale(scale.cells - 1, scale.rates[: scale.cells - 2], settled=True)
+        best = rate if known is None else max(rate, known)
+        return replace(scale, rates=(*before, best))
+    if before and rate <= (1.0 + GAIN) * before[-1]:
+        return Scale(scale.cells - 1, before, settled=True)
+    grown = min(scale.cells + 1, limit)
+    return Scale(grown, (*before, rate), settled=grown == scale.cells)
+
+
+def steady(samples: Sequence[tuple[float, float]], window: float) -> float | None:
+    """Steps per second over the last `window` seconds of (time, steps); None: not that long yet."""
+    if not samples or samples[-1][0] - samples[0][0] < window:
+        return None
+    return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
