@@ -130,7 +130,7 @@ class _Inner:
                 self._end_rest(left)
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 _kill_all()
-        os.waitpid(child, 0)  # only now: while the child is not collected its number stands for its group alone
+        _collect_all()  # only now: while the child is not collected its number stands for its group alone
         _finish(self._request, gone)
         return _as_exit_code(gone)
 
@@ -215,6 +215,7 @@ def _outer(request: dict[str, Any], inner: int) -> int:
         if time.monotonic() >= deadline or _KILL in heard:
             deadline = 0.0
             _kill_all()
+    _collect_all()
     if gone < 0:
         _finish(request, -signal.SIGKILL)
     return _as_exit_code(gone)
@@ -251,6 +252,14 @@ def _collect(child: int) -> int | None:
             return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         os.waitpid(found.si_pid, 0)
     return None
+
+
+def _collect_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            continue
+    except ChildProcessError:
+        return
 
 
 def _terminate(processes: list[Process]) -> None:
