@@ -10,6 +10,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
+from opencda_marl.core.errors import BackendMissingError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.seeds import Branch, generator, simulator_seed
 from opencda_marl.core.simulator import Simulator
@@ -63,6 +64,11 @@ def make_simulator(settings: RunSettings, roads: Roads, *, spans: Spans | None =
         BackendMissingError: it is not installed.
         SimulatorError: another simulation runs in this process.
     """
+    if settings.simulator.backend == "carla":
+        raise BackendMissingError(
+            "simulator.backend is carla, and the CARLA backend is not part of this version",
+            fix="choose a profile of sumo-marl/intersection, or another simulator.backend",
+        )
     return SumoSimulator(roads, settings.simulator, settings.scenario.vehicle, settings.demand, spans=spans)
 
 

@@ -36,7 +36,7 @@ class ScenarioSettings:
 class SimulatorSettings:
     """The backend that moves the vehicles."""
 
-    backend: Literal["auto", "libsumo", "traci"] = "auto"  # auto: libsumo, else the slower traci
+    backend: Literal["auto", "libsumo", "traci", "carla"] = "auto"  # auto: libsumo, else the slower traci
     step_length: Annotated[float, Between(0.01, 1.0)] = 0.05  # [s]
     gui: bool = False  # sumo-gui, through TraCI
     deadline: Annotated[float, Between(0.1, 1e6)] = 30.0  # [s] for an answer of a SUMO process; none with a gui
