@@ -104,7 +104,7 @@ class Journal:
         self._due = False  # is the boundary one at which a checkpoint is due?
         self._line: dict[str, Any] = {}
         self._mode = learner.describe().get("update_mode")
-        self.compiling = self._mode in ("compiled", "auto")  # does the next update begin with that?
+        self.compiling = self._mode in ("compiled", "cuda_graph", "auto")  # does the next update begin with that?
         self._profile = recorded(folder.path, "profile")["profile"]
 
     @property
@@ -185,9 +185,9 @@ class Journal:
             line = {"kind": "update", "episode": self.episode, "env_steps": self.done.env_steps + self.steps}
             self._metrics.append({**line, **asdict(self._learner.counters), **losses})
         self._slow_updates = time.perf_counter() - self._update_began > _SLOW
-        self.compiling = False
-        if self._mode == "auto":
+        if self._mode == "auto" or (self.compiling and self._mode == "cuda_graph"):  # both were measured beside eager
             self._settle()
+        self.compiling = False
 
     def end_episode(self, record: EpisodeRecord, trajectory: Mapping[str, np.ndarray]) -> None:
         """Lines, scalars, events, and the boundary's state: on the disk if a checkpoint is due, else in memory.
@@ -286,7 +286,7 @@ class Journal:
         """What `auto` was found to mean goes to run.json, where a resumed run finds it."""
         found = self._learner.describe()
         self._mode = found["update_mode"]
-        note = str(found.pop("note", f"update_mode auto: {self._mode}"))
+        note = str(found.pop("note", f"update_mode: {self._mode}"))
         facts = read_run(self.folder.path)
         self.folder.write_run({**facts, "init": {**facts["init"], **found}})
         self._listener(Note(note))

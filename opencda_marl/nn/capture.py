@@ -258,7 +258,7 @@ def check_no_graph_through(state: Mapping[str, Tensor]) -> None:
     leaves_last = sorted(state, key=lambda name: state[name].requires_grad)  # one storage may hold them all
     storages = {state[name].untyped_storage().data_ptr(): name for name in leaves_last if state[name].numel()}
     for found in [found for found in gc.get_objects() if type(found) in (Tensor, torch.nn.Parameter)]:
-        reached = _reached(found, storages) if found.grad_fn is not None else None
+        reached = _reached(found, storages)
         if reached is not None:
             made = f"{tuple(found.shape)} made by {found.grad_fn.name()}"
             raise _held(f"a tensor of shape {made} holds an autograd graph through {reached}")
@@ -273,7 +273,10 @@ def _held(what: str) -> CudaGraphCaptureError:
 
 def _reached(tensor: Tensor, storages: Mapping[int, str]) -> str | None:
     """The name of the storage that the tensor's autograd graph ends in; None if in none of them."""
-    seen, ahead = set(), [tensor.grad_fn]
+    try:
+        seen, ahead = set(), [tensor.grad_fn]
+    except RuntimeError:  # a view that torch refuses to differentiate by: nobody can hold a graph through it
+        return None
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
