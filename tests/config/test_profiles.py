@@ -727,7 +727,8 @@ def test_the_documented_layout() -> None:
     assert (settings.neighbours.selection, settings.neighbours.max) == ("nearest", 30)
     assert (settings.context.encoder, settings.context.hidden, settings.context.size) == ("lstm", 256, 64)
     assert settings.learner.train_context_encoder is False
-    assert (settings.learner.minibatch_size, settings.learner.hidden) == (256, [256, 256])
+    own = own_settings(settings.learner, MappoSettings)
+    assert (own.minibatch_size, own.hidden, own.activation, own.epochs) == (256, [256, 256], "relu", 3)
 
 
 def test_quickstart_fits_five_minutes() -> None:
