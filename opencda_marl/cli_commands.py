@@ -18,6 +18,7 @@ import typer
 
 from opencda_marl import __version__
 from opencda_marl.cli_answers import answering, emit, quiet_stdout
+from opencda_marl.cli_docker import docker_app
 from opencda_marl.cli_matrix import matrix_app
 from opencda_marl.cli_tables import name_tables
 from opencda_marl.core.errors import ConfigError
@@ -45,6 +46,7 @@ runs_app = typer.Typer(help="Run folders: what there is, what can go.", no_args_
 app.add_typer(config_app, name="config")
 app.add_typer(runs_app, name="runs")
 app.add_typer(matrix_app, name="matrix")
+app.add_typer(docker_app, name="docker-carla")
 
 ProfileName = Annotated[str, typer.Option("-t", "--profile", help="Profile, e.g. sumo-marl/intersection/quickstart.")]
 MaybeProfile = Annotated[str | None, typer.Option("-t", "--profile", help="Profile; see 'opencda-marl list profiles'.")]

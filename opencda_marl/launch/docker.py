@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ from opencda_marl.core.files import writing
 from opencda_marl.launch.keeper import Kept, keep
 from opencda_marl.launch.probe import CARLA_VERSION, Answer, Probe, look
 
-__all__ = ["IMAGE", "Container", "DockerServer", "container_name", "inspect", "start", "start_command", "stop"]
+__all__ = [
+    "IMAGE",
+    "Container",
+    "DockerServer",
+    "container_facts",
+    "container_name",
+    "inspect",
+    "start",
+    "start_command",
+    "status",
+    "stop",
+]
 
 IMAGE = f"carlasim/carla:{CARLA_VERSION}"
 
@@ -134,6 +145,34 @@ def stop(port: int, *, remove: bool = False) -> str:
         return f"{name} stopped"
     _docker("rm", name)
     return f"{name} stopped and removed"
+
+
+def status(port: int) -> str:
+    """How the container of a port is, in words.
+
+    Raises:
+        SimulatorError: docker refused.
+    """
+    there = inspect(port)
+    if there is None:
+        return f"there is no container {container_name(port)}; start it: {start_command(port)}"
+    answer = look(port)
+    what = {
+        "closed": f"nobody listens on port {port} (yet)",
+        "silent": f"port {port} is open and does not answer",
+        "other": f"port {port} is answered by something else than CARLA",
+        "carla": f"CARLA {answer.version} answers on port {port}",
+    }[answer.kind]
+    again = f", restarted {there.restarts} times by docker" if there.restarts else ""
+    return f"{there.name} ({there.image}) is {there.status} since {there.started}{again}; {what}"
+
+
+def container_facts(port: int) -> dict[str, Any]:
+    """JSON values about the container of a port and what answers there."""
+    there = inspect(port)
+    answer = look(port)
+    known = {"exists": False} if there is None else {"exists": True, **asdict(there)}
+    return {"name": container_name(port), "port": port, **known, "answer": answer.kind, "version": answer.version}
 
 
 def inspect(port: int) -> Container | None:
