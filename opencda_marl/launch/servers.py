@@ -305,12 +305,11 @@ class ProcessServer:
 
     def _start(self) -> None:
         binary = self._options.carla_bin
-        if not os.access(binary, os.X_OK) or binary.is_dir():
-            what = "may not be executed" if binary.is_file() else "does not exist"
-            raise BackendMissingError(
-                f"the CARLA server {binary} {what}",
-                fix="name CarlaUE4.sh with --carla-bin or CARLA_BIN, or use --carla-restart-mode docker",
-            )
+        fix = "name CarlaUE4.sh with --carla-bin or CARLA_BIN, or use --carla-restart-mode docker"
+        if not binary.is_file():
+            raise BackendMissingError(f"there is no CARLA server {binary}", fix=fix)
+        if not os.access(binary, os.X_OK):
+            raise BackendMissingError(f"the CARLA server {binary} may not be executed", fix=f"chmod +x it; or {fix}")
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         # UE4's own SDL2 exits at once under this one, which is set for pygame
