@@ -372,7 +372,7 @@ train(from_yaml(Path(sys.argv[1]).read_text()), out=Path(sys.argv[2]))
 
 
 def test_it_trains_on_sumo(tmp_path: Path) -> None:
-    quick = ("max_steps=300", "max_episodes=3", "evaluation.final=false", "demand.rate_vph=400")
+    quick = ("max_steps=400", "max_episodes=4", "evaluation.final=false", "demand.rate_vph=400")
     chosen = load_profile("sumo-marl/intersection/route_speed_only_qlearning", overrides=quick).settings
     (tmp_path / "config.yaml").write_text(to_yaml(chosen))
     run = tmp_path / "run"
@@ -383,7 +383,7 @@ def test_it_trains_on_sumo(tmp_path: Path) -> None:
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
     last = read_episodes(run)[-1]
-    assert last["env_steps"] == 900
+    assert last["env_steps"] == 1600
     assert last["acting_steps"] > 50
     assert last["updates_performed"] > 50
     assert last["buffer_size"] == 0  # every decision is closed when an episode ends
