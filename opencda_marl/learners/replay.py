@@ -150,7 +150,7 @@ class Replay:
         rows = self._open[at]
         cut, after = rows[closed.truncated], np.zeros(0, np.int64)
         if len(cut):  # as long as all of these are open, so that none is overwritten unnoticed
-            blank = dict.fromkeys(self._decision, 0)
+            blank = {name: np.zeros((len(cut), *self._columns[name][0])) for name in self._decision}
             values = {"id": closed.ids[closed.truncated], "opened": opened, "rewards": 0.0, **blank, **finals}
             after = self._append(values, len(cut))
         self._open = np.delete(self._open, at)
