@@ -25,6 +25,7 @@ class Replica:
 
     Training makes new vectors and never writes into this one, so acting reads a consistent policy. When the
     devices differ the vector is pinned and the one copy of a refresh is also the one device sync of acting.
+    What acting does not read (critics, the scale of their values) is not in the layout and does not cross.
 
     Args:
         layout: of the part of the parameters that acting needs.

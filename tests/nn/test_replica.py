@@ -55,3 +55,15 @@ def test_cuda_parameters_arrive_in_pinned_memory() -> None:
     assert replica.flat.is_pinned()
     replica.refresh(torch.arange(5.0, device="cuda"))
     assert replica.flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.gpu
+def test_a_replica_beside_cuda_is_refreshed_by_updates_of_a_graph() -> None:
+    """The source is a piece of what a captured update returned."""
+    source = torch.arange(8.0, device="cuda")
+    replica = Replica(Layout({"w": (2, 2), "b": (1,)}), CPU, CUDA)
+    replica.refresh(source[:5])
+    source = source + 1.0
+    replica.invalidate()
+    assert replica.refresh(source[:5])
+    assert replica.parameters["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
