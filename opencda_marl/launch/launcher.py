@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from opencda_marl.launch.scaling import Scale, next_scale, steady
 from opencda_marl.launch.status import row
 from opencda_marl.launch.trainers import (
     EAGER,
+    PROGRAM,
     Outcome,
     Watch,
     argv,
@@ -140,6 +141,7 @@ class Launcher:
         missing: what a family of cells lacks here, so that none of them can run.
         limit: the most cells at once, for `--parallel auto`.
         cwd: where trainers run.
+        program: what trains: it takes the arguments of `opencda-marl`.
     """
 
     def __init__(
@@ -153,11 +155,12 @@ class Launcher:
         missing: Mapping[Family, OpenCDAError],
         limit: int = 1,
         cwd: Path | None = None,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.folder, self.matrix, self.options = folder, matrix, matrix.options
         self._listener, self._limit = listener, limit
         self._served, self._server_for, self._missing = served, server_for, missing
-        self._cwd = cwd or folder.path
+        self._cwd, self._program = cwd or folder.path, program
         self._cells = {cell.id: cell for cell in matrix.cells}
         self._launches: dict[str, Launch] = {}
         self._waiting: list[str] = []
@@ -386,7 +389,7 @@ class Launcher:
         self._attempt(place)
         try:
             place.kept = keep(
-                argv(self.folder, cell, launch.overrides),
+                argv(self.folder, cell, launch.overrides, program=self._program),
                 env=environment(place.slot, cell),
                 cwd=self._cwd,
                 log=folder / "console.log",

@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+PROGRAM = (sys.executable, "-m", "opencda_marl.cli")
 EAGER = ("learner.update_mode=eager", "learner.cuda_graph_update=false")
 
 _KINDS = {
@@ -86,7 +87,9 @@ class Outcome:
         return self.kind not in ("finished", "stopped", "recycle")
 
 
-def argv(folder: MatrixFolder, cell: Cell, overrides: Sequence[str] = ()) -> list[str]:
+def argv(
+    folder: MatrixFolder, cell: Cell, overrides: Sequence[str] = (), *, program: Sequence[str] = PROGRAM
+) -> list[str]:
     """The trainer's command: a fresh run, or the one that is there goes on.
 
     A folder that a trainer left before it had written down what it is holds nothing, and makes room.
@@ -95,12 +98,13 @@ def argv(folder: MatrixFolder, cell: Cell, overrides: Sequence[str] = ()) -> lis
         folder: of the matrix.
         cell: to train.
         overrides: of a fresh run, over the cell's settings.
+        program: that takes the arguments of `opencda-marl`.
 
     Raises:
         StorageError: it cannot be removed.
     """
     run = folder.run(cell.id)
-    command = [sys.executable, "-m", "opencda_marl.cli", "run"]
+    command = [*program, "run"]
     if (run / "run.json").is_file() or (run / "checkpoints").exists():
         return [*command, "--resume", str(run), *cell.free]
     if run.exists():
