@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
@@ -228,6 +229,36 @@ def test_a_taken_port_is_an_error_and_its_holder_is_left_alone(
         assert f"port {server.port + which} is taken by process {os.getpid()}" in str(error)
         assert other.fileno() >= 0
     wait_for(server)
+
+
+@pytest.mark.parametrize("fault", ["hang", "http", "squat"])
+def test_what_is_no_server_is_not_used(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr("opencda_marl.launch.servers._FIRST_LOOK", 0.3)
+    server = make()
+    process = stranger(server.port, fault, folder=tmp_path / "theirs")
+    try:
+        assert f"no CARLA server answers on port {server.port}" in str(failure(server))
+        assert process.poll() is None
+    finally:
+        end(process)
+
+
+def test_a_child_that_leaves_its_group_is_ended_too(make: Make) -> None:
+    server = make("detach")
+    wait_for(server)
+    child = child_of(server)
+    process = read_process(child)
+    assert process is not None
+    assert process.session == child != server.describe()["pid"]
+    server.stop()
+    assert read_process(child) is None
+
+
+def test_a_leak_is_one(make: Make) -> None:
+    server = make("leak:200")
+    wait_for(server)
+    child = child_of(server)
+    until(lambda: psutil.Process(child).memory_info().rss > 80 * 2**20, "80 MiB")
 
 
 def test_a_foreign_server_is_used_and_never_touched(make: Make, tmp_path: Path) -> None:
