@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
@@ -61,6 +62,9 @@ class SoftActorCritic:
         action: kind.
         encoder: of neighbour rows; None where there are none.
         trained: the encoder is one of the nets, else rows bring its context.
+
+    Raises:
+        ConfigError: neither the team's reward nor the vehicle's own has a weight.
     """
 
     metrics: tuple[str, ...] = METRICS
@@ -79,6 +83,11 @@ class SoftActorCritic:
         self.relabel = own.relabel if self.conditioned else 0.0
         self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self.conditioned else ("value",)
         self._weights = settings.preference
+        if self.conditioned and not self._weights.team_weight + self._weights.individual_weight:
+            raise ConfigError(
+                "preference.team_weight and preference.lambda are both 0: there is nothing to maximise",
+                fix="preference.team_weight=1",
+            )
         self._encoder = encoder if trained else None
         self.head = SquashedGaussian(action.size)
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
