@@ -234,7 +234,7 @@ def fail(device: str) -> int:
     try:
         UpdateForm(waits, "cuda_graph", device=torch.device(device))(state, {"x": torch.ones(3, device=device)})
     except CudaGraphCaptureError as error:
-        return error.exit_code if torch.equal(state["theta"].cpu(), torch.ones(3)) else 1
+        return error.exit_code
     return 0
 
 
