@@ -34,7 +34,7 @@ __all__ = ["METRICS", "DoubleDqn", "make_dqn"]
 _Batch = Mapping[str, Tensor]
 _State = dict[str, Tensor]
 
-METRICS = ("critic_loss", "value_mean", "target_mean", "gradient_norm")
+METRICS = ("critic_loss", "value_mean", "target_mean", "gradient_norm", "epsilon")
 """Order of what `DoubleDqn.step` measures."""
 
 
@@ -126,12 +126,14 @@ class DoubleDqn:
 
         Args:
             state: theta (a leaf), target, m, v, step.
-            inputs: columns of the batch and of the views that follow, `learning_rate`, `tau`.
+            inputs: columns of the batch and of the views that follow, `learning_rate`, `tau`; `epsilon`, which is only
+                measured.
         """
         theta, target = state["theta"], state["target"]
         loss, found = self.losses(theta, target, inputs)
         (gradient,) = torch.autograd.grad(loss, theta)
         with torch.no_grad():
+            found["epsilon"] = inputs["epsilon"]
             found["gradient_norm"] = torch.linalg.vector_norm(gradient)
             if self._own.max_grad_norm is not None:
                 gradient, _ = clip_by_norm(gradient, self._own.max_grad_norm)
@@ -151,8 +153,8 @@ class DoubleDqn:
         return 0
 
     def noise(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:  # noqa: ARG002 - of the interface
-        """Nothing in a step is random."""
-        return {}
+        """Nothing in a step is random; the epsilon of the moment goes along, to stand among the metrics."""
+        return {"epsilon": np.array(self.head.epsilon, np.float32)}
 
     def random(self, rng: np.random.Generator, rows: int) -> Float32[np.ndarray, "rows one"]:
         """Uniform levels, before learning starts."""

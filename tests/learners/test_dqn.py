@@ -24,17 +24,20 @@ from opencda_marl.nn.graph import UpdateForm, why_not_compiled
 def test_it_finds_the_best_level_at_each_view() -> None:
     learner = build(small("dqn", **LEARNING), action=LEVELS)
     before = score(learner, pick)
+    found = []
     for tenth in range(1, 11):
-        drive(learner, busy(tenth, reward=pick, first_episode=tenth), 1)
+        found += drive(learner, busy(tenth, reward=pick, first_episode=tenth), 1)
         learner.progress(tenth / 10)
+    shown = [line["epsilon"] for line in found if line]
+    assert shown[-1] < 0.5 < shown[0]
     assert before < -0.35
     assert score(learner, pick) > -0.1
     observation = busy(98).reset().observation
-    found = []
+    levels = []
     for first in (-1.5, 1.5):
         observation.ego[:, 0] = first
-        found.append(learner.act(observation, explore=False).values[0, 0])
-    assert found == [0.0, 4.0]
+        levels.append(learner.act(observation, explore=False).values[0, 0])
+    assert levels == [0.0, 4.0]
 
 
 def test_what_it_stores_is_the_level_that_it_took() -> None:
@@ -131,7 +134,7 @@ def compare(encoder: str, spec: ObservationSpec, dtype: torch.dtype, *, trained:
         assert form.mode == ("eager" if why_not_compiled() else mode)
         state, history = first, []
         for i in range(100):
-            numbers = {"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5)}
+            numbers = {"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5), "epsilon": 0.5 / (1 + i)}
             inputs = batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in numbers.items()}
             state = {**state, "theta": as_leaf(state["theta"]), "step": torch.tensor(float(i), dtype=dtype)}
             state, metrics = form(state, inputs)
@@ -147,19 +150,19 @@ def compare(encoder: str, spec: ObservationSpec, dtype: torch.dtype, *, trained:
     assert measured.shape == (100, len(METRICS))
 
 
-def test_compiled_equals_eager() -> None:
-    """The short form, because compiling takes long: without neighbour rows, in double precision."""
-    compare("deepsets", BARE, torch.float64, trained=False)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # compiling takes minutes where the cores are busy
 @pytest.mark.parametrize(
-    ("encoder", "trained", "dtype"),
-    [("deepsets", True, torch.float64), ("lstm", False, torch.float64), ("attention", True, torch.float32)],
+    ("encoder", "spec", "trained", "dtype"),
+    [
+        ("deepsets", BARE, False, torch.float64),
+        ("deepsets", SPEC, True, torch.float64),
+        ("lstm", SPEC, False, torch.float64),
+        ("attention", SPEC, True, torch.float32),
+    ],
 )
-def test_every_compiled_form_equals_eager(encoder: str, trained: bool, dtype: torch.dtype) -> None:
-    compare(encoder, SPEC, dtype, trained=trained)
+def test_compiled_equals_eager(encoder: str, spec: ObservationSpec, trained: bool, dtype: torch.dtype) -> None:
+    compare(encoder, spec, dtype, trained=trained)
 
 
 # --- on real SUMO

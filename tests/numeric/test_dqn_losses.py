@@ -121,9 +121,14 @@ def test_steps_are_those_of_a_plain_torch_implementation(limit: float | None) ->
         with torch.no_grad():
             for old, new in zip(target.parameters(), net.parameters(), strict=True):
                 old.lerp_(new, 0.1)
-        b |= {"learning_rate": torch.tensor(1e-2), "tau": torch.tensor(0.1, dtype=torch.float64)}
+        b |= {
+            "epsilon": torch.tensor(0.5, dtype=torch.float64),
+            "learning_rate": torch.tensor(1e-2),
+            "tau": torch.tensor(0.1, dtype=torch.float64),
+        }
         state |= {"theta": as_leaf(state["theta"]), "step": torch.tensor(float(done), dtype=torch.float64)}
         state, metrics = algorithm.step(state, b)
+        assert metrics[METRICS.index("epsilon")].item() == 0.5
         assert metrics[METRICS.index("critic_loss")].item() == pytest.approx(loss.item(), rel=1e-6)
     for key, other in (("theta", net), ("target", target)):
         for one, its in zip(module(state[key]).parameters(), other.parameters(), strict=True):
