@@ -87,7 +87,18 @@ class MatrixDisplay:
 
 def _order(state: str) -> int:
     """What is at work first, what is over last."""
-    first = (*ACTIVE_PHASES[::-1], "server", "ending", "retrying", "failed", "died", "stopped", "waiting", "finished")
+    first = (
+        "running",
+        *ACTIVE_PHASES[::-1],
+        "server",
+        "ending",
+        "retrying",
+        "failed",
+        "died",
+        "stopped",
+        "waiting",
+        "finished",
+    )
     return first.index(state) if state in first else len(first)
 
 

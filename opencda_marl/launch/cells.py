@@ -251,7 +251,8 @@ def expand(
                 )
         except ConfigError as error:
             wrong.append(ConfigError(f"cell {_name(choice)}: {error.message}", fix=error.fix))
-        named.add(names)
+        else:
+            named.add(names)
     if wrong:
         raise _all_wrong(wrong, len(combinations))
     return list(found.values())

@@ -119,6 +119,7 @@ class _Place:
     watch: Watch | None = None
     asked: str | None = None  # why we ended the trainer
     ended_by: float = 0.0  # when that was
+    said_from: int = 0  # where its part of console.log begins
     server: Server | None = None
     server_since: float = 0.0
     server_ready: bool = False
@@ -387,12 +388,14 @@ class Launcher:
         cell, folder = place.cell, self.folder.launch(place.cell.id)
         launch = self._launches[cell.id]
         self._attempt(place)
+        log = folder / "console.log"
+        place.said_from = log.stat().st_size if log.exists() else 0
         try:
             place.kept = keep(
                 argv(self.folder, cell, launch.overrides, program=self._program),
                 env=environment(place.slot, cell),
                 cwd=self._cwd,
-                log=folder / "console.log",
+                log=log,
                 record=folder / "trainer.json",
                 grace=self.options.deadline("stopping"),
             )
@@ -416,7 +419,7 @@ class Launcher:
             status = self.folder.status(place.cell.id)
             outcome = classify(
                 code,
-                said_last(self.folder.launch(place.cell.id) / "console.log"),
+                said_last(self.folder.launch(place.cell.id) / "console.log", place.said_from),
                 finished=is_done(place.cell, status),
                 asked=place.asked,
             )

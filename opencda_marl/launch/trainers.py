@@ -69,7 +69,7 @@ _KINDS = {
     Interrupted.exit_code: "signal",  # somebody's, not the launcher's
     RECYCLE: "recycle",
 }
-_NO_MEMORY = re.compile(r"^(?:torch\.(?:cuda\.)?OutOfMemoryError|MemoryError|\w*\.?_ArrayMemoryError)\b", re.M)
+_NO_MEMORY = re.compile(r"^[\w.]*(?:OutOfMemoryError|MemoryError)\b", re.M)
 _TAIL = 8192  # bytes of console.log that are looked at
 
 
@@ -134,11 +134,11 @@ def environment(slot: Slot, cell: Cell, given: Mapping[str, str] | None = None) 
     return found
 
 
-def said_last(console: Path) -> str:
-    """The end of what a trainer printed."""
+def said_last(console: Path, begin: int = 0) -> str:
+    """The end of what a trainer printed; what stands before byte `begin` was said by another one."""
     try:
         with console.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL))
+            stream.seek(max(begin, stream.seek(0, os.SEEK_END) - _TAIL))
             return stream.read().decode(errors="replace")
     except OSError:
         return ""

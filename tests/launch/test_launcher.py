@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-from matrices import Heard, cell, launch, launch_elsewhere, matrix, weights
-from real import PATIENCE, until
 
 from opencda_marl.core.errors import BackendMissingError, CheckpointError, SimulatorError
 from opencda_marl.launch.folder import MatrixFolder, Writer, is_done
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.processes import is_alive
+from tests.launch.matrices import Heard, cell, launch, launch_elsewhere, matrix, weights
+from tests.launch.real import PATIENCE, until
 
 
 @pytest.fixture

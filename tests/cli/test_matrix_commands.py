@@ -1,0 +1,207 @@
+"""`opencda-marl matrix …` as it is typed, with real cells where it counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from said import ROOT, Said, python
+
+from opencda_marl.display_matrix import MatrixDisplay, event_line
+from opencda_marl.launch.folder import Launch, MatrixFolder, Writer
+
+Typed = Callable[..., Said]
+
+MAPPO = "sumo-marl/intersection/route_speed_only_mappo"
+SHORT = ("--set", "max_steps=200", "--set", "max_episodes=2", "--set", "evaluation.final=false")
+CARLA = "momarl/intersection/"
+
+
+def _dry(typed: Typed, *arguments: str) -> Said:
+    return typed("matrix", "run", *arguments, "--dry-run")
+
+
+def test_a_dry_run_shows_cells_and_slots_and_writes_nothing(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    said = _dry(typed, str(path), "--profiles", MAPPO, "--seeds", "0:3", *SHORT, "--parallel", "2")
+    assert said.code == 0
+    assert "3 cells" in said.out
+    assert "2 episodes" in said.out
+    assert not path.exists()
+
+
+def test_the_documented_command_line_for_carla(typed: Typed, tmp_path: Path) -> None:
+    page = ("--parallel", "8", "--cuda-visible-devices", "0,1", "--carla-gpus", "0,1", "--carla-rpc-port", "2000")
+    profiles = ",".join(f"{CARLA}{name}" for name in ("mappo", "pcmappo", "masac", "pcmasac", "matd3"))
+    more = ("--profiles", profiles, "--seeds", "0:2", "--cuda-graph-update", "--keep-carla", "--json")
+    answer = _dry(typed, str(tmp_path / "m"), *page, *more).answer
+    assert len(answer["cells"]) == 10
+    assert {cell["family"] for cell in answer["cells"]} == {"carla"}
+    assert [slot["rpc_port"] for slot in answer["slots"]] == [2000 + 10 * k for k in range(8)]
+    assert [slot["cuda"] for slot in answer["slots"]] == ["0", "1"] * 4
+    assert [slot["adapter"] for slot in answer["slots"]] == [0, 1] * 4
+    assert any("CARLA backend is not part of this version" in note for note in answer["notes"])
+
+
+def test_cells_without_a_backend_fail_with_one_line_and_no_server(typed: Typed, tmp_path: Path) -> None:
+    path = str(tmp_path / "m")
+    said = typed("matrix", "run", path, "--profiles", f"{CARLA}masac", "--seeds", "0:1", "--carla-bin", "/nowhere")
+    assert said.code == 1
+    assert said.out.count("the CARLA backend is not part of this version") == 1
+    assert "server" not in said.out.replace("CARLA_BIN", "")
+    assert not (tmp_path / "m/slots").exists()
+    assert typed("run", "-t", f"{CARLA}masac", "--out", str(tmp_path / "r")).code == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--seeds", "0:3"), "seeds of which profiles"),
+        (("--profiles", MAPPO, "--seeds", "3:1"), "--seeds '3:1'"),
+        (("--profiles", MAPPO, "--parallel", "many"), "--parallel 'many'"),
+        (("--profiles", MAPPO, "--carla-restart-mode", "docker", "--carla-gpus", "0"), "--carla-gpus does nothing"),
+        (("--profiles", MAPPO, "--retries", "simulator"), "--retries 'simulator'"),
+        (("--profiles", f"{MAPPO}x"), "there is no profile"),
+        (("--profiles", MAPPO, "--set", "max_stps=1"), "max_stps"),
+        (("--profiles", MAPPO, "--set", "max_episodes=null"), "has no budget"),
+        (("--profiles", MAPPO, "--out", "x"), "--out goes with a matrix file"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(
+    typed: Typed, tmp_path: Path, arguments: tuple[str, ...], what: str
+) -> None:
+    said = typed("matrix", "run", str(tmp_path / "m"), *arguments)
+    assert said.code == 2
+    assert what in said.err
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_matrix_file(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rates.yaml"
+    file.write_text(f"profile: {MAPPO}\naxes: {{seed: '0:2'}}\nbudgets: {{max_episodes: 2}}\nretries: {{error: 0}}\n")
+    answer = _dry(typed, "rates.yaml", "--json").answer
+    assert (answer["name"], answer["folder"]) == ("rates", "runs/rates")
+    assert answer["options"]["retries"] == {"error": 0}
+    assert _dry(typed, "rates.yaml", "--out", "elsewhere", "--json").answer["folder"] == "elsewhere"
+    assert _dry(typed, "rates.yaml", "--profiles", MAPPO).code == 2
+    assert _dry(typed, "nowhere.yaml").code == 2
+
+
+def test_a_folder_alone_needs_to_be_a_matrix(typed: Typed, tmp_path: Path) -> None:
+    for command in ("run", "status", "logs", "stop", "drain", "retry", "report"):
+        said = typed("matrix", command, str(tmp_path))
+        assert (command, said.code) == (command, 20)
+        assert "is no matrix" in said.err
+
+
+def test_two_real_cells_from_the_first_command_to_the_report(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "it's a\nmatrix"
+    first = ("--profiles", MAPPO, "--seeds", "0:2", *SHORT, "--parallel", "2")
+    said = python(str(ROOT / "scripts/experiments/launch_matrix.py"), str(path), *first, "--json")
+    assert said.code == 0, said.err
+    assert {key: said.answer[key] for key in ("total", "finished", "failed")} == {
+        "total": 2,
+        "finished": 2,
+        "failed": [],
+    }
+    folder = MatrixFolder(path)
+    cells = folder.read().cells
+    assert [folder.status(cell.id)["episodes"] for cell in cells] == [2, 2]
+    runs = [json.loads((folder.run(cell.id) / "run.json").read_bytes()) for cell in cells]
+    assert {run["profile"] for run in runs} == {MAPPO}
+    assert [run["hashes"]["config"][:12] for run in runs] == [cell.id for cell in cells]
+    assert {run["threads"] for run in runs} == {1}
+
+    assert typed("matrix", "run", str(path)).code == 0  # nothing to do
+    status = typed("matrix", "status", str(path), "--json").answer
+    assert (status["total"], status["finished"], status["launcher"]) == (2, 2, None)
+    assert "2 finished" in typed("matrix", "status", str(path)).out
+    report = typed("matrix", "report", str(path), "--json").answer
+    assert [(group["group"], group["seeds"]) for group in report["groups"]] == [("route_speed_only_mappo", 2)]
+    assert "route_speed_only_mappo" in typed("matrix", "report", str(path)).out
+    events = typed("matrix", "logs", str(path), "--json").answer["lines"]
+    assert [event["event"] for event in events][:1] == ["launched"]
+    assert sum(event["event"] == "finished" for event in events) == 2
+    assert "finished" in typed("matrix", "logs", str(path)).out
+    assert "trained: 2 episodes" in typed("matrix", "logs", str(path), cells[0].id[:6]).out
+
+    # a raised budget: the cells go on
+    again = python("-m", "opencda_marl.cli", "matrix", "run", str(path), "--set", "max_episodes=3", "--json")
+    assert again.answer["finished"] == 2
+    assert [folder.status(cell.id)["episodes"] for cell in folder.read().cells] == [3, 3]
+
+
+def test_wishes_where_nobody_is_at_work(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    _made(path)
+    assert typed("matrix", "stop", str(path), "--json").answer == {"launcher": None, "asked": False}
+    assert "no launcher" in typed("matrix", "drain", str(path)).out
+    with Writer(path) as writer:
+        cell = writer.read().cells[0].id
+        writer.write_launch(cell, Launch("failed", made=3, error="why", failure="simulator"))
+    assert "simulator: why" in typed("matrix", "status", str(path)).out
+    assert typed("matrix", "retry", str(path), "--json").answer["cells"] == [cell]
+    assert MatrixFolder(path).read_launch(cell).state == "waiting"
+    assert typed("matrix", "retry", str(path), "nobody").code == 2
+    assert typed("matrix", "logs", str(path), "-f", "--json").code == 2
+    assert not (path / "control").exists()
+
+
+def _made(path: Path) -> None:
+    """A matrix of one cell that never ran."""
+    sys.path.insert(0, str(ROOT / "tests/launch"))
+    try:
+        from matrices import matrix
+    finally:
+        sys.path.pop(0)
+    with Writer(path) as writer:
+        writer.write(matrix(1))
+
+
+ROW = {
+    "cell": "abc", "name": "cell s1", "state": "training", "slot": 0, "episode": 3, "episodes": 10, "success": 0.5,
+    "ms_per_step": 1.25, "progress": 0.2, "eta_s": 65.0, "env_steps": 10, "attempts": 2, "failure": "simulator",
+    "error": "it\ndied " + "x" * 100, "run": "r",
+}  # fmt: skip
+
+
+def test_the_table_in_a_terminal_and_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Console(force_terminal=True, width=140, height=10, color_system=None)
+    rows = [ROW, *({**ROW, "state": "waiting", "name": f"w{k}", "slot": None} for k in range(30))]
+    with MatrixDisplay(terminal) as display:
+        display("beat", {"rows": rows, "steps_per_s": 1234.5})
+        display("finished", {"cell": "abc", "name": "cell s1"})
+    shown = capsys.readouterr().out
+    for word in ("cell s1", "training in 0", "3/10", "50.0", "1.25", "1:05", "simulator: it died", "1234 steps/s"):
+        assert word in shown
+    assert "30 waiting" in shown
+    assert "more cells" in shown
+    now = [0.0]
+    plain = Console(width=200)
+    with MatrixDisplay(plain, clock=lambda: now[0]) as display:
+        display("beat", {"rows": rows, "steps_per_s": None})
+        assert capsys.readouterr().out == ""
+        now[0] = 31.0
+        display("beat", {"rows": rows, "steps_per_s": 10.0})
+        assert capsys.readouterr().out == "31 cells: 1 running, 30 waiting; 10 steps/s\n"
+
+
+def test_every_event_is_a_line() -> None:
+    cell = {"cell": "abc", "name": "c s1", "slot": 1}
+    failure = {**cell, "failure": "simulator", "error": "gone", "count": 1, "allowed": 5, "delay": 2.0, "note": "eager"}
+    assert event_line("started", {**cell, "attempt": 2}) == "c s1 (abc): started in slot 1, attempt 2"
+    assert "failure 1 of 5" in event_line("retrying", failure)
+    assert event_line("retrying", failure).endswith("eager")
+    assert "FAILED: simulator: gone\n  fix: mend it\n  log: l" in event_line(
+        "failed", {**failure, "fix": "mend it", "log": "l"}
+    )
+    assert "10 episodes saved" in event_line("stopped", {**cell, "saved": 10})
+    assert "no failure" in event_line("recycle", {**cell, "saved": 1})
+    assert event_line("scaled", {"cells": 3, "before": 2, "steps_per_s": 99.6}) == "100 steps/s with 2: now 3 cells"
+    assert event_line("server_starting", {"slot": 0, "port": 2000}) == "server starting: slot 0, port 2000"
+    assert event_line("draining", {}) == "draining"
