@@ -394,3 +394,11 @@ def test_it_trains_on_sumo(tmp_path: Path) -> None:
     assert (state.tensors["table"] < 0).any()
     assert read_run(run)["init"]["states"] == len(state.tensors["table"])
     assert [line for line in read_metrics(run) if "td_error" in line]
+
+
+def test_a_profile_that_misspells_a_bin_is_told_so() -> None:
+    name = "sumo-marl/intersection/route_speed_only_qlearning"
+    with pytest.raises(ConfigError, match=r"learner.ego.speed is a list of numbers, not 0.3"):
+        load_profile(name, overrides=["learner.ego.speed=0.3"])
+    found = load_profile(name, overrides=["learner.ego.speed=[]", "learner.ego.age=[0.5]"]).settings.learner
+    assert found.ego == {**QlearningSettings().ego, "speed": [], "age": [0.5]}
