@@ -221,7 +221,7 @@ class Launcher:
             launch.state = "waiting"
 
     def _add_place(self) -> None:
-        carla = any(cell.family == "carla" for cell in self.matrix.cells)
+        carla = any(self._served(cell) for cell in self.matrix.cells)
         threads = max((cell.threads for cell in self.matrix.cells), default=1)
         self._places.append(_Place(make_slot(self.options, len(self._places), carla=carla, threads=threads)))
 
