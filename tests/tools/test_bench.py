@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from opencda_marl.config import load_profile
 from opencda_marl.core.errors import ConfigError, OpenCDAError
 from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
-from opencda_marl.tools.bench import bench
+from opencda_marl.tools.bench import DEFAULT_PROFILE, bench, default_profile
 from opencda_marl.tools.bench_act import bench_act
 from opencda_marl.tools.bench_run import notes, present
+from opencda_marl.tools.bench_sac import _answer
 from opencda_marl.tools.child_runs import ChildRun
+from opencda_marl.tools.measure import Block
 from opencda_marl.tools.synthetic import Scene, specs
 
 
@@ -63,6 +66,41 @@ def test_synthetic_rows_keep_the_rules_of_an_observation() -> None:
 def test_an_unknown_bench_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="no bench 'speed'"):
         bench("speed")
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "against", "said"),
+    [
+        ("env", DEFAULT_PROFILE, "straightforward", "for updates"),
+        ("update", DEFAULT_PROFILE, "sb3", "straightforward only"),
+        ("update", default_profile(["sb3"]), "rllib", "no such update"),
+    ],
+)
+def test_what_cannot_be_measured_against_is_refused_before_anything_starts(
+    what: str, name: str, against: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        bench(what, name=name, against=[against])
+
+
+def test_the_headline_is_the_peer_that_comes_nearest_to_the_profiles_form() -> None:
+    settings = load_profile(default_profile(["sb3"])).settings  # compiled
+    blocks = {
+        "eager": [Block(2.0, 100)],  # 20 ms
+        "compiled": [Block(1.0, 100)],
+        "sb3": [Block(1.8, 100)],
+        "torchrl": [Block(3.0, 100)],
+    }
+    answer = _answer(settings, blocks, ("sb3", "torchrl"))
+    assert (answer["form"], answer["ms_median"], answer["floor_ms_median"]) == ("compiled", 10.0, 18.0)
+    assert answer["speedup"] == pytest.approx(1.8, abs=1e-3)
+    assert [row["name"] for row in answer["rows"]] == [
+        "eager / sb3",
+        "eager / torchrl",
+        "compiled / sb3",
+        "compiled / torchrl",
+    ]
+    assert answer["rows"][0]["speedup"] == pytest.approx(0.9, abs=1e-3)
 
 
 def test_a_child_run_that_fails_says_why(tmp_path: Path) -> None:
@@ -137,6 +175,16 @@ def test_updates_are_measured_in_both_forms() -> None:
     assert [row["name"] for row in found["rows"]] == ["eager", "compiled"]
     assert found["ms_median"] == found["rows"][0]["ms_median"]
     assert found["update_rows"] == 10_000
+
+
+@pytest.mark.slow
+def test_masac_is_measured_against_everybody() -> None:
+    peers = ["straightforward", "sb3", "torchrl"]
+    found = bench("update", name=default_profile(peers), threads=1, against=peers)
+    assert found["form"] == "compiled"
+    assert found["ms"].keys() == {"eager", "compiled", *peers}
+    assert found["speedup"] == min(row["speedup"] for row in found["rows"] if row["form"] == "compiled")
+    assert found["speedup"] > 1.0
 
 
 @pytest.mark.slow
