@@ -223,6 +223,7 @@ def test_a_container_that_does_not_run_is_restarted(docker: Docker, port: int, t
     docker.put(port, "exited")
     server = DockerServer(port, tmp_path / "slot")
     server.begin()
+    server.restart()  # it is at it
     until(lambda: server.ready() or docker.calls("restart"), "docker restart")
     inside.start()
     until(server.ready, "the container")

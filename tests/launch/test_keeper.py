@@ -89,7 +89,8 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 75", 75), ("exit 143", 143), ("kill -9 $$", -9), ("kill -15 $$", -15)]
+    ("script", "code"),
+    [("exit 0", 0), ("exit 75", 75), ("exit 143", 143), ("kill -9 $$", -9), ("kill -15 $$", -15), ("kill -13 $$", -13)],
 )
 def test_the_exit_code_is_the_childs(start: Start, script: str, code: int) -> None:
     kept = start(script)
@@ -197,13 +198,18 @@ def test_stopped_keepers_do_not_save_their_child(start: Start) -> None:
 
 def test_term_comes_once(start: Start, tmp_path: Path) -> None:
     """A trainer takes the second one for impatience and drops what it would have saved."""
-    kept = start("trap 'echo term' TERM; echo up; for i in 1 2 3 4 5 6; do sleep 0.05; done; exit 3", grace=30.0)
-    until(lambda: "up" in (tmp_path / "log.txt").read_text(), "the child")
-    for _ in range(3):
-        kept.terminate()
+    log = tmp_path / "log.txt"
+    kept = start("trap 'echo term' TERM; echo up; while [ ! -e enough ]; do sleep 0.02; done; exit 3", grace=60.0)
+    until(lambda: "up" in log.read_text(), "the child")
+    kept.terminate()
+    until(lambda: "term" in log.read_text(), "TERM")
+    kept.terminate()
+    time.sleep(0.2)
     kept.release()
+    time.sleep(0.2)
+    (tmp_path / "enough").touch()
     until(lambda: not kept.alive, "the child's end")
-    assert (tmp_path / "log.txt").read_text().split().count("term") == 1
+    assert log.read_text().split().count("term") == 1
     assert json.loads(kept.record.read_bytes())["exit"] == 3
 
 

@@ -283,11 +283,13 @@ def test_a_foreign_server_is_used_and_never_touched(make: Make, tmp_path: Path) 
 
 
 def test_after_the_launchers_death_the_port_is_free_again(make: Make, tmp_path: Path) -> None:
-    server = make()
+    server = make("deaf")  # so it is still there when the next launcher comes
     launcher = _launch(server, tmp_path, keep=False)
+    child = child_of_port(server.port)
     _kill(launcher)
     wait_for(server)  # whatever is still ending there is waited for, and not taken over
     assert server.owned
+    assert child_of(server) != child
 
 
 def test_kept_servers_are_adopted_after_the_launchers_death(make: Make, tmp_path: Path) -> None:
