@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opencda_marl.core.spec import ActionSpec
-from opencda_marl.nn.heads import Categorical, TanhGaussian, make_head
+from opencda_marl.nn.heads import Categorical, SquashedGaussian, TanhGaussian, make_head
 
 
 def test_kinds_of_action() -> None:
@@ -63,3 +63,49 @@ def test_greedy_is_the_likeliest() -> None:
     )
     values, _ = TanhGaussian(1, fraction=0.5, log_std=0.0).act({}, "", torch.tensor([[0.3]]), None)
     assert values.item() == pytest.approx(math.tanh(0.3))
+
+
+# --- soft actor-critic
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.3), (0.2, -2.5)])
+def test_a_squashed_gaussians_density_integrates_to_one(mean: float, log_std: float) -> None:
+    """And so does its mean: numerically, over all actions."""
+    pre_tanh = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64)[:, None]
+    outputs = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(pre_tanh), 2)
+    noise = (pre_tanh - mean) / math.exp(log_std)
+    action, log_prob = SquashedGaussian(1).sample(outputs, noise)
+    torch.testing.assert_close(action, torch.tanh(pre_tanh))
+    assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1.0, abs=1e-5)
+    drawn = torch.tanh(mean + math.exp(log_std) * torch.randn(200_000, generator=torch.Generator().manual_seed(0)))
+    expected = torch.trapezoid(log_prob.exp() * action[:, 0], action[:, 0]).item()
+    assert drawn.mean().item() == pytest.approx(expected, abs=0.005)
+
+
+def test_a_squashed_gaussian_acts_as_it_is_trained() -> None:
+    head = SquashedGaussian(2)
+    assert (head.outputs, head.stored) == (4, 2)
+    outputs, rows = torch.tensor([[0.5, -0.3, 0.1, -9.0]]), 20_000
+    noise = torch.from_numpy(head.noise(np.random.default_rng(0), rows))
+    values, stored = head.act({}, "", outputs.expand(rows, 4), noise)
+    sampled, log_prob = head.sample(outputs.expand(rows, 4), noise)
+    assert torch.equal(values, stored)
+    assert torch.equal(values, sampled)
+    pre_tanh = torch.atanh(values.double())
+    assert pre_tanh[:, 0].std().item() == pytest.approx(math.exp(0.1), rel=0.02)
+    assert pre_tanh[:, 1].std().item() == pytest.approx(math.exp(-5.0), rel=0.02)  # the least spread
+    greedy, _ = head.act({}, "", outputs, None)
+    assert greedy[0].tolist() == pytest.approx([math.tanh(0.5), math.tanh(-0.3)])
+    normal = torch.distributions.Normal(torch.tensor([0.5, -0.3]), torch.tensor([math.exp(0.1), math.exp(-5.0)]))
+    squashed = torch.distributions.TransformedDistribution(normal, [torch.distributions.TanhTransform()])
+    expected = squashed.log_prob(sampled[:50]).sum(-1)
+    torch.testing.assert_close(log_prob[:50], expected, atol=2e-2, rtol=1e-3)
+
+
+def test_a_squashed_gaussian_is_finite_far_out() -> None:
+    outputs = torch.tensor([[30.0, 5.0], [-30.0, -50.0]], requires_grad=True)
+    action, log_prob = SquashedGaussian(1).sample(outputs, torch.tensor([[3.0], [-3.0]]))
+    assert action.tolist() == [[1.0], [-1.0]]
+    assert torch.isfinite(log_prob).all()
+    (gradient,) = torch.autograd.grad(log_prob.sum(), outputs)
+    assert torch.isfinite(gradient).all()
