@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -272,8 +273,12 @@ def config_reference(
         names = ("key", "kind", "default", "about", "algorithms")
         emit([{"value" if name == "kind" else name: getattr(row, name) for name in names} for row in found])
         return
-    cells = [[row.key, ", ".join(row.algorithms), row.default, row.kind, row.about] for row in found]
-    show_table(_console(False), ("key", "of", "default", "value", "meaning"), cells, text=5)
+    console = _console(False)
+    for index, (algorithms, group) in enumerate(groupby(found, key=lambda row: row.algorithms)):
+        if index:
+            console.print()
+        cells = [[row.key, row.default, row.kind, row.about] for row in group]
+        show_table(console, ("key", "default", "value", "meaning"), cells, title=", ".join(algorithms), text=4)
 
 
 @app.command("list")

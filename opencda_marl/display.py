@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
@@ -28,6 +29,7 @@ from opencda_marl.core.streams import into_nothing
 __all__ = ["TrainingDisplay", "as_typed", "make_console", "program", "show_facts", "show_table", "unheard"]
 
 _PLAIN_WIDTH = 200  # columns of a pipe: wide enough that no cell is folded
+_ENDLESS = 10_000  # columns that a table may have there
 _RECENT = 8  # episodes shown
 _AVERAGED = 20  # episodes in the last row
 _COMMAND = re.compile(
@@ -93,8 +95,9 @@ def show_table(
     if console.is_terminal:
         console.print(table)
         return
-    with console.capture() as captured:
-        console.print(table)
+    endless = Console(file=io.StringIO(), width=_ENDLESS, color_system=None)  # nothing is cut off in a pipe
+    with endless.capture() as captured:
+        endless.print(table)
     for line in captured.get().splitlines():  # nobody pads a line for a pipe
         console.print(line.rstrip(), markup=False, soft_wrap=True)
 
