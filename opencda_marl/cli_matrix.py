@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from opencda_marl.launch.folder import MatrixFolder
-    from opencda_marl.launch.launcher import Result, Server
+    from opencda_marl.launch.launcher import Result
+    from opencda_marl.launch.place import Server
     from opencda_marl.launch.plan import Options, Slot
     from opencda_marl.launch.request import Plan
 

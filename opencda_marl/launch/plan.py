@@ -38,6 +38,7 @@ RETRIES: Mapping[str, int] = {
     "signal": 5,
     "storage": 3,
     "error": 1,  # a traceback that nobody foresaw
+    "recycle": 3,  # no failure, unless it gets nowhere
 }
 """Failures of a kind that a cell is forgiven, one after another without an episode saved in between; others: none."""
 

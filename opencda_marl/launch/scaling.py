@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
 
@@ -12,7 +13,7 @@ from opencda_marl.launch.cells import Family
 from opencda_marl.launch.folder import Matrix
 from opencda_marl.launch.gpus import Gpu
 
-__all__ = ["GAIN", "Machine", "Scale", "most_cells", "next_scale", "room", "steady"]
+__all__ = ["GAIN", "Machine", "Scale", "Tuner", "most_cells", "next_scale", "room", "steady"]
 
 GAIN = 0.05  # of the aggregate steps per second, for which one more cell is worth it
 
@@ -93,6 +94,46 @@ def next_scale(scale: Scale, rate: float, *, limit: int) -> Scale:
         return Scale(scale.cells - 1, before, settled=True)
     grown = min(scale.cells + 1, limit)
     return Scale(grown, (*before, rate), settled=grown == scale.cells)
+
+
+class Tuner:
+    """Measures, and lets `next_scale` decide.
+
+    Args:
+        most: cells that there is room for.
+        window: [s] of undisturbed work that a measurement takes.
+    """
+
+    def __init__(self, most: int, *, window: float = 20.0) -> None:
+        self.scale = Scale()
+        self._most, self._window = most, window
+        self._since = 0.0  # [s] when the present number of cells began
+
+    def consider(
+        self, now: float, samples: Sequence[Sequence[tuple[float, float]]], waiting: int
+    ) -> dict[str, Any] | None:
+        """What is known now.
+
+        Args:
+            now: [s].
+            samples: for each cell at work its (time, steps) so far.
+            waiting: cells that could be started.
+
+        Returns:
+            What changed, for people; None: nothing.
+        """
+        if len(samples) != self.scale.cells:
+            self._since = now
+            return None
+        rates = [steady([one for one in own if one[0] >= self._since], self._window) for own in samples]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) < len(rates):
+            return None
+        before, self._since = self.scale, now
+        self.scale = next_scale(before, sum(known), limit=min(self._most, len(samples) + waiting))
+        if self.scale.cells == before.cells:
+            return None
+        return {"cells": self.scale.cells, "before": before.cells, "steps_per_s": round(sum(known), 1)}
 
 
 def steady(samples: Sequence[tuple[float, float]], window: float) -> float | None:

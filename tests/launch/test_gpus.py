@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opencda_marl.launch.gpus import Gpu, find_gpus
+from opencda_marl.launch.gpus import Gpu, cards_of, find_gpus
 
 _TWO = """\
 0, GPU-5a0f6f0c-1111-2222-3333-444455556666, NVIDIA GeForce RTX 5090, 32607, 30011
@@ -46,3 +46,23 @@ def test_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_gpus() is None
     _fake(tmp_path, monkeypatch, "echo 'No devices were found'")
     assert find_gpus() == []
+
+
+_PMON = """\
+# gpu         pid   type     sm    mem    enc    dec    jpg    ofa    command
+# Idx           #    C/G      %      %      %      %      %      %    name
+    0       2211     G      1      0      -      -      -      -    Xorg
+    1       4000   C+G     35      8      -      -      -      -    CarlaUE4-Linux-
+    1       4001     C      -      -      -      -      -      -    python
+    2          -     -      -      -      -      -      -      -    -
+"""
+
+
+def test_which_card_a_process_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answer").write_text(_PMON)
+    _fake(tmp_path, monkeypatch, f'[ "$*" = "pmon -c 1" ] && cat {tmp_path}/answer')
+    assert cards_of([4000, 4001, 1]) == {1}
+    assert cards_of([2211, 4000]) == {0, 1}
+    assert cards_of([5]) == set()
+    _fake(tmp_path, monkeypatch, "exit 3")
+    assert cards_of([4000]) is None

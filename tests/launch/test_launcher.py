@@ -119,6 +119,12 @@ def test_recycling_is_no_failure(tmp_path: Path, plans: Callable[[int, str], Non
     assert heard.kinds().count("retrying") == 0
 
 
+def test_recycling_that_gets_nowhere_is_one(tmp_path: Path, plans: Callable[[int, str], None]) -> None:
+    plans(0, "exit:75 " * 12)
+    assert launch(tmp_path / "m", matrix(1)).failed == ("000000000000",)
+    assert _attempts(tmp_path / "m", 0) == ["recycle"] * 4
+
+
 def test_a_failed_capture_goes_on_eager_and_says_so(tmp_path: Path, plans: Callable[[int, str], None]) -> None:
     plans(0, "exit:32 fine")
     heard = Heard()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opencda_marl.launch.scaling import Machine, Scale, most_cells, next_scale, steady
+from opencda_marl.launch.scaling import Machine, Scale, Tuner, most_cells, next_scale, steady
 
 
 def _settle(rate: Callable[[int], float], limit: int, windows: int = 40) -> tuple[Scale, list[int]]:
@@ -75,3 +75,19 @@ def test_a_rate_needs_a_whole_window() -> None:
     assert steady([], 3.0) is None
     assert steady([(0.0, 0.0), (2.9, 100.0)], 3.0) is None
     assert steady([(10.0, 50.0), (11.0, 60.0), (14.0, 250.0)], 3.0) == 50.0
+
+
+def test_a_tuner_measures_undisturbed_windows_only() -> None:
+    tuner = Tuner(8, window=20.0)
+
+    def after(begin: float, end: float, cells: int, rate: float) -> dict[str, object] | None:
+        own = [(begin + k, rate * k / cells) for k in range(int(end - begin) + 1)]
+        return tuner.consider(end, [own] * cells, waiting=9)
+
+    assert after(0.0, 19.0, 1, 100.0) is None
+    assert after(0.0, 20.0, 1, 100.0) == {"cells": 2, "before": 1, "steps_per_s": 100.0}
+    assert after(0.0, 30.0, 1, 100.0) is None  # the second is not there yet
+    assert after(25.0, 45.0, 2, 190.0) is None  # what was measured before it came does not count
+    assert after(25.0, 51.0, 2, 190.0) == {"cells": 3, "before": 2, "steps_per_s": 190.0}
+    assert after(52.0, 80.0, 3, 191.0) == {"cells": 2, "before": 3, "steps_per_s": 191.0}
+    assert tuner.scale.settled

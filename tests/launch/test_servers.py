@@ -131,6 +131,23 @@ def test_begun_ready_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not server.alive()
 
 
+@pytest.mark.parametrize(("card", "noted"), [(3, False), (1, True)])
+def test_another_card_than_meant_is_noted(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: int, noted: bool
+) -> None:
+    """A fake nvidia-smi sees all of the server's processes on one card."""
+    row = f"for pid in $(ls /proc | grep '^[0-9]'); do echo \"  {card} $pid C+G 1 1 - - - - x\"; done"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{row}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    server = make(adapter=3)
+    wait_for(server)
+    note = server.describe()["note"]
+    assert (note is not None) == noted
+    if noted:
+        assert "was to use adapter 3, and nvidia-smi sees it on GPU 1" in note
+
+
 def test_start_ups_overlap(make: Make) -> None:
     first = free_ports(30)
     servers = [make("always late:1", port=first + 10 * slot) for slot in range(3)]
