@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Gpu", "find_gpus"]
+__all__ = ["Gpu", "cards_of", "find_gpus"]
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free")
 _TIMEOUT = 15.0  # [s]; a driver that is just loaded takes some
@@ -25,17 +26,29 @@ class Gpu:
 
 def find_gpus() -> list[Gpu] | None:
     """The machine's GPUs; None: nvidia-smi is not there, or does not answer."""
+    said = _nvidia_smi(f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    return None if said is None else [gpu for gpu in map(_read, said.splitlines()) if gpu is not None]
+
+
+def cards_of(pids: Iterable[int]) -> set[int] | None:
+    """Numbers of the cards that processes use, for graphics or for computing; None: it cannot be told."""
+    said = _nvidia_smi("pmon", "-c", "1")
+    if said is None:
+        return None
+    wanted = {str(pid) for pid in pids}
+    rows = (line.split() for line in said.splitlines() if not line.startswith("#"))
+    return {int(row[0]) for row in rows if len(row) > 1 and row[1] in wanted and row[0].isdigit()}
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    command = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode != 0:
-        return None
-    return [gpu for gpu in map(_read, done.stdout.splitlines()) if gpu is not None]
+    return done.stdout if done.returncode == 0 else None
 
 
 def _read(line: str) -> Gpu | None:

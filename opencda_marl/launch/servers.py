@@ -16,6 +16,7 @@ from typing import Any, Literal
 from opencda_marl.core.errors import BackendMissingError, ConfigError, OpenCDAError, SimulatorError, StorageError
 from opencda_marl.core.files import write_whole, writing
 from opencda_marl.launch.docker import DockerServer
+from opencda_marl.launch.gpus import cards_of
 from opencda_marl.launch.keeper import GRACE, Kept, find, keep
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.ports import PER_SERVER, holder, is_free, listeners, taken
@@ -84,6 +85,11 @@ def _marker(port: int) -> str:
     return f"-carla-rpc-port={port}"
 
 
+def _processes(kept: Kept) -> set[int]:
+    """The wrapper, and all below it."""
+    return {kept.child_pid, *(process.pid for process in descendants(kept.pid))}
+
+
 class ProcessServer:
     """A server on a port: begun, restarted and ended here, or found and only used.
 
@@ -105,6 +111,8 @@ class ProcessServer:
         self._kept: Kept | None = None
         self._probe: Probe | None = None
         self._version: str | None = None
+        self._adapter = adapter
+        self._note: str | None = None
         self._freed_by: float | None = None  # [s] on the monotonic clock: when the ports must be free
 
     @property
@@ -224,6 +232,7 @@ class ProcessServer:
             "pid": None if self._kept is None else self._kept.child_pid,
             "version": self._version,
             "log": str(self._log),
+            "note": self._note,
         }
 
     # --- steps of `ready`
@@ -243,7 +252,7 @@ class ProcessServer:
             raise self._still_taken(still[0])
 
     def _see_what_is_there(self) -> None:
-        answer = self._asked()
+        answer = None if self._probe is None else self._probe.poll()
         if answer is None:
             return
         if answer.kind == "carla":
@@ -265,13 +274,13 @@ class ProcessServer:
         assert kept is not None
         if not kept.alive:
             raise self._death(kept)
-        answer = self._asked()
+        answer = None if self._probe is None else self._probe.poll()
         if answer is None:
             return
         if answer.kind in ("closed", "silent"):  # still loading
             self._look()
             return
-        ours = {kept.child_pid, *(process.pid for process in descendants(kept.pid))}
+        ours = _processes(kept)
         if listeners(self.port) and not listeners(self.port, ours):
             raise SimulatorError(
                 f"port {self.port} is answered by {holder(self.port)}, not by the server that was started for it",
@@ -283,6 +292,16 @@ class ProcessServer:
                 fix="--carla-bin is to be CARLA's CarlaUE4.sh",
             )
         self._accept(answer)
+        self._compare_cards(ours)
+
+    def _compare_cards(self, ours: set[int]) -> None:
+        """-graphicsadapter counts as Vulkan does, and on some machines it does nothing: what came of it is noted."""
+        cards = None if self._adapter is None else cards_of(ours)
+        if cards and self._adapter not in cards:
+            self._note = (
+                f"the CARLA server on port {self.port} was to use adapter {self._adapter}, and nvidia-smi sees it on "
+                f"GPU {', '.join(map(str, sorted(cards)))}: Vulkan may count the cards in another order"
+            )
 
     def _accept(self, answer: Answer) -> None:
         if answer.version != CARLA_VERSION:
@@ -349,10 +368,6 @@ class ProcessServer:
         self._forget_probe()
         self._probe = Probe(self.port) if timeout is None else Probe(self.port, timeout=timeout)
 
-    def _asked(self) -> Answer | None:
-        assert self._probe is not None
-        return self._probe.poll()
-
     def _forget_probe(self) -> None:
         if self._probe is not None:
             self._probe.close()
@@ -360,8 +375,7 @@ class ProcessServer:
 
     def _marked(self, kept: Kept) -> bool:
         """Does a process of it carry our port in its command line?"""
-        pids = [kept.child_pid, *(process.pid for process in descendants(kept.pid))]
-        return any(_marker(self.port) in command_line(pid) for pid in pids)
+        return any(_marker(self.port) in command_line(pid) for pid in _processes(kept))
 
     def _still_taken(self, port: int) -> SimulatorError:
         return SimulatorError(
