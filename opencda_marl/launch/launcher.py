@@ -166,7 +166,8 @@ class Launcher:
             if place.server is not None:
                 place.server.terminate()
         for place in self._places:
-            place.stop_server()
+            with suppress(OpenCDAError):  # the disk may be full, and nobody can be told
+                place.stop_server()
         with suppress(OpenCDAError):
             self._beat(phase="ended")
 

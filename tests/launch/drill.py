@@ -319,8 +319,9 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stdout.flush()
+    with suppress(OSError):  # the disk may be full
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
