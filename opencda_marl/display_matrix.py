@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from opencda_marl.core.run_folder import ACTIVE_PHASES
@@ -20,6 +18,9 @@ from opencda_marl.display import show_table, unheard
 __all__ = ["MatrixDisplay", "event_line", "show_matrix", "show_plan", "show_report", "show_slots"]
 
 _HEADINGS = ("cell", "state", "episode", "success %", "ms/step", "left", "last error")
+_TEXTS = (0, 1, 6)  # columns that are no figures
+_IDLE = ("waiting", "finished")
+_IDLE_ROWS = 5  # of these, in a terminal
 _EVERY = 30.0  # [s] between two lines about the whole, in a pipe
 _ERROR = 60  # characters of an error in a table
 _ROWS = 200  # rows that a pipe gets
@@ -72,17 +73,22 @@ class MatrixDisplay:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _picture(self) -> RenderableType:
+        """Plain lines, padded here: a table of rich costs more than everything else that the launcher does."""
         rows = sorted(self._facts["rows"], key=lambda row: _order(row["state"]))
-        room = max(3, self._console.size.height - 5)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for index, heading in enumerate(_HEADINGS):
-            side = "left" if index in (0, 1, 6) else "right"
-            table.add_column(heading, justify=side, no_wrap=True, header_style="bold")  # type: ignore[arg-type]
-        for row in rows[:room]:
-            table.add_row(*(escape(cell) for cell in _cells(row)))
-        more = [Text(f"and {counted(len(rows) - room, 'more cell')}", style="dim")] if len(rows) > room else []
-        whole = _whole(rows, self._facts.get("steps_per_s"))
-        return Group(table, *more, Text(whole, style="bold"))
+        shown = rows[: max(3, self._console.size.height - 4)]
+        idle = [row for row in shown if row["state"] in _IDLE]
+        shown = shown[: len(shown) - len(idle)] + idle[:_IDLE_ROWS]
+        cells = [list(_HEADINGS), *(_cells(row) for row in shown)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(_HEADINGS))]
+        lines = ["  ".join(map(_padded, range(len(_HEADINGS)), row, widths)).rstrip() for row in cells]
+        if len(rows) > len(shown):
+            lines.append(f"and {counted(len(rows) - len(shown), 'more cell')}")
+        lines.append(_whole(rows, self._facts.get("steps_per_s")))
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def _padded(column: int, text: str, width: int) -> str:
+    return text.ljust(width) if column in _TEXTS else text.rjust(width)
 
 
 def _order(state: str) -> int:
