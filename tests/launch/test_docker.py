@@ -49,8 +49,10 @@ elif words[0] == "stop":
     known[words[-1]].update(Status="exited", ExitCode=137)
 elif words[0] == "rm":
     del known[words[-1]]
-with open(path, "w") as file:
-    json.dump(known, file)
+if words[0] != "container":  # several of us may be at work
+    with open(f"{path}.{os.getpid()}", "w") as file:
+        json.dump(known, file)
+    os.replace(file.name, path)
 """
 
 
@@ -110,6 +112,7 @@ class Inside:
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._process = None
 
 
 @pytest.fixture
@@ -117,6 +120,13 @@ def inside(tmp_path: Path, port: int) -> Iterator[Inside]:
     one = Inside(tmp_path / "inside", port)
     yield one
     one.end()
+
+
+@pytest.fixture
+def server(docker: Docker, port: int, tmp_path: Path) -> Iterator[DockerServer]:
+    one = DockerServer(port, tmp_path / "slot")
+    yield one
+    one.stop()
 
 
 def test_start_is_the_documented_container(docker: Docker, port: int) -> None:
@@ -183,14 +193,16 @@ def test_stop_and_status(docker: Docker, port: int, inside: Inside) -> None:
         ("Error response from daemon: something new", "docker refused: Error response from daemon: something new"),
     ],
 )
-def test_what_docker_refuses_is_explained(docker: Docker, port: int, tmp_path: Path, said: str, meant: str) -> None:
+def test_what_docker_refuses_is_explained(
+    docker: Docker, port: int, said: str, meant: str, server: DockerServer
+) -> None:
     docker.refuse(said)
     with pytest.raises(SimulatorError, match=meant) as caught:
         start(port)
     if "permission" in said:
         assert "--carla-restart-mode process --carla-bin /path/to/CarlaUE4.sh" in str(caught.value)
     with pytest.raises(SimulatorError, match=meant):
-        DockerServer(port, tmp_path / "slot").begin()
+        server.begin()
 
 
 def test_no_docker_at_all(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,18 +211,18 @@ def test_no_docker_at_all(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
         start(port)
 
 
-def test_a_missing_container_is_not_made(docker: Docker, port: int, tmp_path: Path) -> None:
-    server = DockerServer(port, tmp_path / "slot")
+def test_a_missing_container_is_not_made(docker: Docker, port: int, server: DockerServer) -> None:
     with pytest.raises(SimulatorError, match="the launcher makes none") as caught:
         server.begin()
     assert f"docker-carla start --rpc-port {port} --gpu K" in str(caught.value)
     assert docker.calls("run") == []
 
 
-def test_a_running_container_is_used_and_survives(docker: Docker, port: int, tmp_path: Path, inside: Inside) -> None:
+def test_a_running_container_is_used_and_survives(
+    docker: Docker, port: int, inside: Inside, server: DockerServer
+) -> None:
     docker.put(port, "running")
     inside.start()
-    server = DockerServer(port, tmp_path / "slot")
     server.begin()
     until(server.ready, "the container")
     assert server.alive()
@@ -219,9 +231,10 @@ def test_a_running_container_is_used_and_survives(docker: Docker, port: int, tmp
     assert [docker.calls(verb) for verb in ("run", "start", "stop", "restart", "rm")] == [[], [], [], [], []]
 
 
-def test_a_container_that_does_not_run_is_restarted(docker: Docker, port: int, tmp_path: Path, inside: Inside) -> None:
+def test_a_container_that_does_not_run_is_restarted(
+    docker: Docker, port: int, inside: Inside, server: DockerServer
+) -> None:
     docker.put(port, "exited")
-    server = DockerServer(port, tmp_path / "slot")
     server.begin()
     server.restart()  # it is at it
     until(lambda: server.ready() or docker.calls("restart"), "docker restart")
@@ -230,10 +243,9 @@ def test_a_container_that_does_not_run_is_restarted(docker: Docker, port: int, t
     assert docker.calls("restart") == [["restart", f"opencda-carla-{port}"]]
 
 
-def test_a_sick_container_is_bounced(docker: Docker, port: int, tmp_path: Path, inside: Inside) -> None:
+def test_a_sick_container_is_bounced(docker: Docker, port: int, inside: Inside, server: DockerServer) -> None:
     docker.put(port, "running")
     inside.start()
-    server = DockerServer(port, tmp_path / "slot")
     until(server.ready, "the container")
     server.restart()
     until(server.ready, "the container again")
@@ -243,11 +255,10 @@ def test_a_sick_container_is_bounced(docker: Docker, port: int, tmp_path: Path, 
 
 @pytest.mark.parametrize("seen", ["restarting", "running"])
 def test_what_docker_restarts_itself_is_waited_for(
-    docker: Docker, port: int, tmp_path: Path, inside: Inside, seen: str
+    docker: Docker, port: int, inside: Inside, seen: str, server: DockerServer
 ) -> None:
     docker.put(port, "running")
     inside.start()
-    server = DockerServer(port, tmp_path / "slot")
     until(server.ready, "the container")
     inside.end()
     docker.put(port, seen, started="t2", restarts=1)
@@ -263,11 +274,10 @@ def test_what_docker_restarts_itself_is_waited_for(
     assert len(docker.calls("restart")) == 1
 
 
-def test_another_version_inside(docker: Docker, port: int, tmp_path: Path, inside: Inside) -> None:
+def test_another_version_inside(docker: Docker, port: int, inside: Inside, server: DockerServer) -> None:
     docker.put(port, "running")
     inside.start("always version:0.9.15")
     until(lambda: version("127.0.0.1", port), "the server")
-    server = DockerServer(port, tmp_path / "slot")
     with pytest.raises(SimulatorError, match=r"CARLA 0\.9\.15, and CARLA 0\.9\.16 is needed"):
         until(server.ready, "the container")
 
