@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.errors import CheckpointError, ConfigError
+from opencda_marl.core.files import typed
+from opencda_marl.core.speech import counted
 from opencda_marl.core.tables import Table
 from opencda_marl.launch.cells import Cell, Request, expand, fingerprint, read_request, seeds
 from opencda_marl.launch.folder import Matrix, MatrixFolder, with_budgets
@@ -49,10 +51,15 @@ def prepare(asked: Asked, tables: Mapping[str, Table] | None = None) -> Plan:
 
     Raises:
         ConfigError: something is wrong with it; nothing was started.
-        CheckpointError: a folder is named that holds no matrix, and no cells are.
+        CheckpointError: a folder is named that holds no matrix, and no cells are; or one that is a run.
     """
     request = _request(asked)
     folder = _folder(asked, request)
+    if (folder / "run.json").is_file():
+        raise CheckpointError(
+            f"{typed(folder)} is a run, not a matrix",
+            fix=f"name another folder; or go on with the run: opencda-marl run --resume {typed(folder)}",
+        )
     there = MatrixFolder(folder)
     before = there.read() if there.exists or request is None else None
     given = dict(asked.options)
@@ -119,7 +126,7 @@ def _dropped(before: Matrix | None, matrix: Matrix) -> tuple[str, ...]:
     gone = [cell for cell in (() if before is None else before.cells) if cell.id not in now]
     if not gone:
         return ()
-    return (f"{len(gone)} cells of an earlier request are no longer part of this matrix; their folders stay",)
+    return (f"{counted(len(gone), 'cell')} of an earlier request no longer belong here; what they have trained stays",)
 
 
 def slot_table(matrix: Matrix, count: int, gpus: Sequence[Gpu] | None) -> list[dict[str, Any]]:
