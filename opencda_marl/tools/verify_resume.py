@@ -154,7 +154,8 @@ def differing_runs(left: Path, right: Path) -> tuple[list[str], dict[str, int]]:
         right: run folder.
 
     Returns:
-        differences (empty: exact), {tensors, numbers, replay_rows, values, episodes, metrics}.
+        differences (empty: exact), {tensors, numbers, replay_rows, values, episodes, metrics, gradient_steps}; the last
+        one tells whether anything was learned that could have differed.
 
     Raises:
         CheckpointError: one of them has no whole checkpoint.
@@ -173,6 +174,7 @@ def differing_runs(left: Path, right: Path) -> tuple[list[str], dict[str, int]]:
         "values": len(_leaves(first.state.values)) + len(_leaves(first.extra)),
         "episodes": len(episodes[0]),
         "metrics": len(metrics[0]),
+        "gradient_steps": int(episodes[0][-1].get("training_step", 0)) if episodes[0] else 0,
     }
     return differences, compared
 

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opencda_marl.config import load_profile
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError
 from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import LearnerState
+from opencda_marl.settings.learning import ALGORITHMS
+from opencda_marl.settings.offpolicy import OffPolicySettings
 from opencda_marl.tools.child_runs import ChildRun
 from opencda_marl.tools.verify_resume import differing_runs, differing_states, verify_resume
 
@@ -171,13 +174,22 @@ def test_a_run_without_a_checkpoint_is_an_error(runs: tuple[Path, Path]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["route_speed_only_pcmappo", "route_speed_only_mappo", "page_layout_pcmappo"])
+@pytest.mark.parametrize(
+    "profile",
+    [
+        *(f"route_speed_only_{algorithm}" for algorithm in ALGORITHMS),
+        "page_layout_pcmappo",
+        "page_layout_pcmasac",
+    ],
+)
 def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(profile: str, tmp_path: Path) -> None:
     found = verify_resume(f"sumo-marl/intersection/{profile}", folder=tmp_path)
     assert found["differences"] == []
     assert found["exact"] is True
     assert found["compared"]["episodes"] == 4
-    assert found["compared"]["metrics"] >= 3
+    assert found["compared"]["gradient_steps"] >= 20
+    own = load_profile(f"sumo-marl/intersection/{profile}").settings.learner
+    assert (found["compared"]["replay_rows"] > 0) == isinstance(own, OffPolicySettings)
     assert found["runs"] == []
     assert {path.suffix for path in tmp_path.iterdir()} == {".log", ".json"}
 
