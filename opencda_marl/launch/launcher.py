@@ -16,6 +16,7 @@ from typing import Any
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.run_folder import is_running
 from opencda_marl.launch.cells import Cell, Family
+from opencda_marl.launch.claims import Claims
 from opencda_marl.launch.folder import Launch, Matrix, Writer, is_done, saved_episodes
 from opencda_marl.launch.keeper import find, keep
 from opencda_marl.launch.place import Listener, Place, Server
@@ -96,6 +97,8 @@ class Launcher:
         self._rows: dict[str, dict[str, Any]] = {}
         self._failed: set[str] = set()
         self._places: list[Place] = []
+        self._most = limit if self.options.parallel == "auto" else int(self.options.parallel)
+        self._claims = Claims(())
         self._tuner = Tuner(limit) if self.options.parallel == "auto" else None
         self._beaten = 0.0
         self.wishes = Wishes()
@@ -134,6 +137,9 @@ class Launcher:
                     self._waiting.append(cell.id)
             self._launches[cell.id] = launch
             self._rows[cell.id] = row(self.folder, cell, launch)
+        most = min(self._most, len(self._waiting))
+        ports = [slot.rpc_port for slot in map(self._slot, range(most)) if slot.rpc_port is not None]
+        self._claims = Claims(ports)
         while len(self._places) < max(1, self._wanted()):
             self._add_place()
         slots = [place.slot.describe() for place in self._places]
@@ -146,12 +152,13 @@ class Launcher:
         if launch.state in ("running", "finished"):  # finished: its budget was raised since
             launch.state = "waiting"
 
-    def _add_place(self) -> None:
+    def _slot(self, index: int) -> Slot:
         carla = any(self._served(cell) for cell in self.matrix.cells)
         threads = max((cell.threads for cell in self.matrix.cells), default=1)
-        self._places.append(
-            Place(make_slot(self.options, len(self._places), carla=carla, threads=threads), self._hears)
-        )
+        return make_slot(self.options, index, carla=carla, threads=threads)
+
+    def _add_place(self) -> None:
+        self._places.append(Place(self._slot(len(self._places)), self._hears))
 
     def _end(self) -> None:
         """Nothing of ours is left when we go, however we go."""
@@ -168,6 +175,7 @@ class Launcher:
         for place in self._places:
             with suppress(OpenCDAError):  # the disk may be full, and nobody can be told
                 place.stop_server()
+        self._claims.close()
         with suppress(OpenCDAError):
             self._beat(phase="ended")
 

@@ -30,6 +30,10 @@ def overview(folder: MatrixFolder) -> dict[str, Any]:
     """
     matrix = folder.read()
     found = rows(folder, matrix)
+    slots = {slot["cell"]: slot["index"] for slot in aggregate(folder, found)["slots"] if slot["cell"] is not None}
+    for one in found:
+        if one["cell"] in slots and one["state"] in ("waiting", "retrying", "stopped"):  # no trainer yet
+            one |= {"state": "server", "slot": slots[one["cell"]]}
     return {"name": matrix.name, "folder": str(folder.path), **aggregate(folder, found), "cells": found}
 
 

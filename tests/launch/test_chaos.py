@@ -29,10 +29,9 @@ def _drilled(tmp_path: Path, kind: Real, seed: int, *, seconds: float, pause: tu
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_thirty_seconds_of_chaos(tmp_path: Path, seed: int) -> None:
+def test_thirty_seconds_of_chaos(tmp_path: Path) -> None:
     """Trainers of a few lines: much happens in that time."""
-    wild = _drilled(tmp_path, Fakes(6, 8), seed, seconds=12.0, pause=(0.2, 0.8))
+    wild = _drilled(tmp_path, Fakes(6, 8), 1, seconds=12.0, pause=(0.2, 0.8))
     assert len(wild.said) > 10
 
 

@@ -392,6 +392,24 @@ def test_two_launchers_on_one_matrix(tmp_path: Path) -> None:
     assert MatrixFolder(path).owner() is None
 
 
+def test_two_launchers_on_the_same_ports(tmp_path: Path) -> None:
+    made = matrix([cell(0, 2, family="carla")], carla_rpc_port=2500)
+    served = {"served": lambda _cell: True, "server_for": FakeServer}
+    theirs = "from opencda_marl.launch.claims import Claims\nheld = Claims([2500]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", theirs], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(SimulatorError, match=rf"port 2500 belongs to another launcher, process {other.pid}\n"):
+            launch(tmp_path / "m", made, **served)
+        assert _attempts(tmp_path / "m", 0) == []
+        plain = matrix([cell(0, 1)], carla_rpc_port=2500)  # needs no server, and so no port
+        assert launch(tmp_path / "n", plain).finished == 1
+        other.kill()
+        other.communicate()
+    assert launch(tmp_path / "m", made, **served).finished == 1
+    assert launch(tmp_path / "m", matrix([cell(0, 3, family="carla")], carla_rpc_port=2500), **served).finished == 1
+
+
 def test_a_path_with_spaces_quotes_and_a_newline(tmp_path: Path) -> None:
     path = tmp_path / 'a matrix\'s "own"\nfolder'
     made = matrix(2)
