@@ -17,6 +17,8 @@ from opencda_marl.settings.networks import Activation
 
 __all__ = ["ACTIVATIONS", "Mlp", "TwinMlp", "linear", "orthogonal"]
 
+_FEW = 8  # outputs, up to which a product of transposes is two to three times faster on CPUs, both ways
+
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
 """What bends a layer's output."""
 
@@ -37,6 +39,8 @@ def orthogonal(
 def linear(parameters: Parameters, prefix: str, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
     """x W + b, with W [inputs, outputs] in `<prefix>weight` and b in `<prefix>bias`."""
     weight, bias = parameters[prefix + "weight"], parameters[prefix + "bias"]
+    if torch.compiler.is_compiling():
+        return x @ weight + bias  # the sum is fused with what comes after
     return torch.addmm(bias, x, weight) if x.ndim == 2 else x @ weight + bias
 
 
@@ -94,6 +98,18 @@ class Mlp:
         return x if self.outputs is None else linear(parameters, f"{prefix}{len(self.hidden)}.", x)
 
 
+def _side_by_side(
+    bias: Float[Tensor, "two one outputs"],
+    x: Float[Tensor, "two rows inputs"],
+    weight: Float[Tensor, "two inputs outputs"],
+) -> Float[Tensor, "two rows outputs"]:
+    """x W + b for each of two, in the form that is fastest where it runs."""
+    if weight.shape[-1] <= _FEW:
+        return torch.bmm(weight.transpose(1, 2), x.transpose(1, 2)).transpose(1, 2) + bias
+    # compiled, the sum is fused with what comes after
+    return torch.bmm(x, weight) + bias if torch.compiler.is_compiling() else torch.baddbmm(bias, x, weight)
+
+
 @dataclass(frozen=True, slots=True)
 class TwinMlp:
     """Two networks of the same form side by side, of a view and an action, in one product per layer.
@@ -139,7 +155,7 @@ class TwinMlp:
         self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "two rows first"]:
         """The first layer's sums, without the action's share."""
-        return torch.baddbmm(parameters[f"{prefix}0.bias"], x.expand(2, *x.shape), parameters[f"{prefix}0.weight"])
+        return _side_by_side(parameters[f"{prefix}0.bias"], x.expand(2, *x.shape), parameters[f"{prefix}0.weight"])
 
     def finish(
         self,
@@ -154,8 +170,11 @@ class TwinMlp:
         share = action * weight if self.actions == 1 else torch.matmul(action, weight)
         both = begun + share
         for i in range(1, len(self.hidden) + 1):
-            both = ACTIVATIONS[self.activation](both)
-            both = torch.baddbmm(parameters[f"{prefix}{i}.bias"], both, parameters[f"{prefix}{i}.weight"])
+            both = _side_by_side(
+                parameters[f"{prefix}{i}.bias"],
+                ACTIVATIONS[self.activation](both),
+                parameters[f"{prefix}{i}.weight"],
+            )
         return both
 
     def __call__(

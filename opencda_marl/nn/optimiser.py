@@ -42,9 +42,10 @@ def adam(
     """
     m = torch.lerp(m, gradient, 1.0 - beta1)
     v = torch.lerp(v, gradient * gradient, 1.0 - beta2)
-    size = learning_rate / (1.0 - beta1**step)
-    root = (v / (1.0 - beta2**step)).sqrt() + epsilon
-    return theta - size * (m / root), m, v
+    # both corrections as one number each: a root and a division an element, and no more
+    correction = (1.0 - beta2**step).sqrt()
+    size = learning_rate * correction / (1.0 - beta1**step)
+    return theta - size * (m / (v.sqrt() + epsilon * correction)), m, v
 
 
 def clip_by_norm(gradient: _Vector, largest: float) -> tuple[_Vector, _Number]:
