@@ -1,7 +1,8 @@
 """Reproduce the tables of docs/performance.md on this machine: `python benchmarks/run_all.py` (or `make bench`).
 
 Every figure is taken beside its floor in the same minutes, so the ratios carry over to other machines and the
-milliseconds do not. Takes about a quarter of an hour on two cores; leave the machine alone meanwhile.
+milliseconds do not. Takes about twenty minutes on two cores; leave the machine alone meanwhile. The whole loop with an
+off-policy learner has a program of its own, `benchmarks/documented_layout.py`.
 
     python benchmarks/run_all.py                    all tables, as Markdown
     python benchmarks/run_all.py --only env act     some of them
@@ -23,23 +24,34 @@ from typing import Any
 
 from opencda_marl.core.machine import describe_machine, versions
 from opencda_marl.tools.bench import bench
+from opencda_marl.tools.peers import PEERS
 from opencda_marl.tools.profile import profile
 
 _RECIPE = "sumo-marl/intersection/route_speed_only_pcmappo"
 _PAGE = "sumo-marl/intersection/page_layout_pcmappo"
+_OFF_POLICY = "sumo-marl/intersection/page_layout_pcmasac"
 _SETS = ["context.encoder=deepsets", "context.hidden=64", "learner.train_context_encoder=false"]
 
 
-def _command(what: str, name: str, threads: int, vehicles: int | None, overrides: Sequence[str]) -> str:
+def _command(
+    what: str, name: str, threads: int, vehicles: int | None, overrides: Sequence[str], against: Sequence[str]
+) -> str:
     words = [f"opencda-marl bench {what}", f"-t {name}", f"--threads {threads}"]
+    words += [f"--against {','.join(against)}"] if against else []
     return " ".join([*words, *([f"--vehicles {vehicles}"] if vehicles else []), *overrides])
 
 
 def _bench(
-    what: str, *, name: str = _RECIPE, vehicles: int | None = None, threads: int = 1, overrides: Sequence[str] = ()
+    what: str,
+    *,
+    name: str = _RECIPE,
+    vehicles: int | None = None,
+    threads: int = 1,
+    overrides: Sequence[str] = (),
+    against: Sequence[str] = (),
 ) -> dict[str, Any]:
-    found = bench(what, name=name, vehicles=vehicles, threads=threads, overrides=overrides)
-    return {"command": _command(what, name, threads, vehicles, overrides), **found}
+    found = bench(what, name=name, vehicles=vehicles, threads=threads, overrides=overrides, against=against)
+    return {"command": _command(what, name, threads, vehicles, overrides, against), **found}
 
 
 def env_table() -> list[dict[str, Any]]:
@@ -55,6 +67,11 @@ def act_table() -> list[dict[str, Any]]:
 def update_table() -> list[dict[str, Any]]:
     """The update of the recipe and of the page's layout."""
     return [_bench("update", name=name, threads=threads) for name in (_RECIPE, _PAGE) for threads in (1, 2)]
+
+
+def peers_table() -> list[dict[str, Any]]:
+    """A MASAC update beside those of other libraries, which the extra `bench` installs."""
+    return [_bench("update", name=_OFF_POLICY, threads=threads, against=list(PEERS)) for threads in (1, 2)]
 
 
 def run_table() -> list[dict[str, Any]]:
@@ -102,6 +119,7 @@ TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "env": env_table,
     "act": act_table,
     "update": update_table,
+    "peers": peers_table,
     "run": run_table,
     "profile": profile_table,
     "start": start_table,
