@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch "$@"
 
-train: setup ## five minutes: train the quickstart profile, then compare it with three controllers
+train: setup ## train the quickstart profile for five minutes, then compare it with three controllers
 	$(PY) -m opencda_marl.cli run -t sumo-marl/intersection/quickstart
 
 test: setup ## lint, types, layers, docs, quick tests

@@ -324,7 +324,7 @@ def describe(
 
 @runs_app.command("list")
 def runs_list(root: Runs = Path("runs"), as_json: AsJson = False) -> None:
-    """Run folders, oldest first."""
+    """Run folders; the one that was last written to comes last."""
     from opencda_marl.display_results import show_runs
     from opencda_marl.tools.runs import list_runs
 

@@ -98,12 +98,17 @@ def show_report(console: Console, report: Report) -> None:
     console.print(report.next, markup=False, soft_wrap=True)
 
 
+def _density(rate: float | list[float]) -> str:
+    return " to ".join(f"{one:g}" for one in rate) if isinstance(rate, list) else f"{rate:g}"
+
+
 def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
     """The figures of one policy."""
     figures = {
         "policy": answer["checkpoint"] or answer["policy"],
         "profile": answer["profile"] or "-",
         "episodes": f"{answer['episodes']} (seeds {answer['seeds'][0]}:{answer['seeds'][1]})",
+        "density": f"{_density(answer['rate_vph'])} vehicles/h a lane",
         "vehicles": str(answer["vehicles"]),
         "success": f"{percent(answer['success_rate'])} % (of those that departed: "
         f"{percent(answer['success_rate_departed'])} %)",

@@ -143,7 +143,8 @@ def train(
         finally:
             hear.rest()
         if report is not None and settings.evaluation.final:
-            folder.beat("evaluating")
+            # training is done, whatever happens to the report
+            folder.beat("evaluating", episode=result.summary["episodes"], step=0, progress=1.0, **result.summary)
             report(folder)
         folder.beat("finished", progress=1.0, **result.summary)
         return result
@@ -309,8 +310,8 @@ def _resumed_settings(wanted: RunSettings | None, run: Path) -> RunSettings:
     if changed:
         raise ConfigError(
             f"a resumed run keeps its settings, but these differ: {', '.join(changed)}",
-            fix="change budgets (max_episodes, max_env_steps, max_minutes) only; or begin a new run with --init-from "
-            f"{typed(run)}",
+            fix="change budgets (max_episodes, max_env_steps, max_minutes), simulator.gui, evaluation.final only; or "
+            f"begin a new run with --init-from {typed(run)}",
         )
     require_budget(wanted)
     return wanted

@@ -25,7 +25,7 @@ _RECENT = 20  # episodes that the success rate is over
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:
-    """The run folders in a folder, oldest first; one that cannot be read says why instead of hiding.
+    """The run folders in a folder, the last written to last; one that cannot be read says why instead of hiding.
 
     Returns:
         rows of {run, profile, phase, episodes, success_rate, checkpoint, bytes, updated [s since the epoch], error}.

@@ -197,7 +197,14 @@ def evaluator(stand_in: Callable[..., Owner]) -> Owner:
         named["progress"](1, 2)
         seeds = named["seeds"] or range(9000, 9010)
         facts = {"policy": policy, "profile": named["profile"], "checkpoint": None, "vehicles": 9, "episodes": 2}
-        return {**facts, "seeds": [seeds.start, seeds.stop], **figures, "near_miss_rate": None, "preference": "grid"}
+        return {
+            **facts,
+            "rate_vph": [100.0, 400.0],
+            "seeds": [seeds.start, seeds.stop],
+            **figures,
+            "near_miss_rate": None,
+            "preference": "grid",
+        }
 
     @dataclass
     class Found:
@@ -215,6 +222,7 @@ def test_evaluate_hands_over_seeds_and_episodes(typed: Typed, evaluator: Owner) 
     assert call["settings"].demand.rate_vph == 300.0
     assert "25.0 %" in said.out
     assert "seeds 10:30" in said.out
+    assert "100 to 400 vehicles/h a lane" in said.out
     assert "preference   grid" in said.out
 
 
