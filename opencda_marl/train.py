@@ -52,6 +52,12 @@ from opencda_marl.settings.run import RunSettings
 __all__ = ["TrainResult", "run_loop", "train"]
 
 
+_UNLEARNED = (
+    "no update was made, so the policy is the one that the run began with: learner.learning_starts or learner.n_steps "
+    "is beyond the budget"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainResult:
     """A run whose budget is used up."""
@@ -201,6 +207,8 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
                 result = _finish(folder, settings, journal, stop)
                 hear(Finished(result.summary))
                 _say_why(folder, settings, journal, hear, nothing_left=nothing_left)
+                if learner.counters.updates_performed == 0 and not (nothing_left or journal.out_of_time):
+                    hear(Note(_UNLEARNED))
                 return result
 
 

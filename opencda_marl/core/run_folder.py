@@ -280,10 +280,14 @@ def _making(path: Path) -> Iterator[None]:
         raise
 
 
+_BEGUN = {_LOCK, "config.yaml", "status.json", ".config.yaml.part", ".status.json.part", ".run.json.part"}
+
+
 def _given(out: Path) -> Path:
     with _making(out):
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        found = {entry.name for entry in out.iterdir()}
+        if found and not (_LOCK in found and found <= _BEGUN):  # a run that was killed before it began is nothing
             raise StorageError(
                 f"{out} is not empty", fix="choose another --out, or continue the run that is in it with --resume"
             )

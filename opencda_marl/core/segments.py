@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from opencda_marl.core.files import array_bytes, part_of, sync_folder, write_syn
 __all__ = ["Segment", "materialise", "prune_segments"]
 
 _FOLDER = "replay"
+_NAME = re.compile(r"\.?rows_\d+_\d+\w*\.safetensors(\.part)?")
 _FIX = "the replay lives beside checkpoints/latest alone: start a new run from its policy with --init-from"
 
 
@@ -153,5 +155,5 @@ def prune_segments(checkpoints: Path, kept: Collection[str]) -> None:
         return
     with writing(folder):
         for entry in folder.iterdir():
-            if entry.name not in kept:
+            if _NAME.fullmatch(entry.name) and entry.name not in kept:  # what others put there is not ours to delete
                 entry.unlink()

@@ -246,6 +246,7 @@ class Mappo:
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": self._networks.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
+        self._identity["activation"] = self._own.activation
         self._shuffling = generator(settings.seed, Branch.MINIBATCH)
         self._scale = RunningScale(len(self._networks.components))
         self._make_rollout = partial(

@@ -135,6 +135,7 @@ class OffPolicyLearner:
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": made.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
+        self._identity["activation"] = self._own.activation
         self._random = generator(settings.seed, Branch.MINIBATCH)
         self._clock = 0  # env steps of the learner's life
         self._owed = 0.0  # gradient steps that are due
@@ -192,7 +193,10 @@ class OffPolicyLearner:
 
     @property
     def _started(self) -> bool:
-        return self._replay.decisions >= self._own.learning_starts and self._replay.usable >= self._own.batch_size
+        replay = self._replay
+        # a full ring may hold fewer complete decisions than a batch; they are drawn with replacement
+        enough = replay.usable >= self._own.batch_size or (len(replay) == replay.capacity and replay.usable > 0)
+        return enough and replay.decisions >= self._own.learning_starts
 
     def _rewards(self, step: Step) -> Float[np.ndarray, "closed components"]:
         rewards = step.closed.rewards

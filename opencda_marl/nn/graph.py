@@ -44,7 +44,11 @@ def why_not_compiled(device: torch.device = _CPU) -> str | None:
         return f"no C++ compiler ({', '.join(names)})"
     if device.type == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
-    for what, place in (("torch", Path(torch.__file__).parent), ("the compiler's cache", Path(cache_dir()))):
+    try:
+        cache = Path(cache_dir())  # makes it
+    except OSError as error:
+        return f"the compiler's cache cannot be made: {error}"
+    for what, place in (("torch", Path(torch.__file__).parent), ("the compiler's cache", cache)):
         if " " in str(place):  # unquoted in inductor's command lines: pytorch#191010, pytorch#122476
             return f"the path of {what} has a space: {place}"
     return None

@@ -284,3 +284,18 @@ def test_a_folder_that_cannot_be_made_is_not_called_gone() -> None:
         with pytest.raises(StorageError, match="/proc/x cannot be made") as caught:
             RunFolder.create(**wanted)
         assert "--out" in str(caught.value.fix)
+
+
+def test_a_run_that_was_killed_before_it_began_is_no_obstacle(tmp_path: Path) -> None:
+    """Nothing was trained, and there is no run.json to resume from: the same --out may be given again."""
+    for name in ("config.yaml", "status.json", ".lock", ".run.json.part"):
+        (tmp_path / name).write_text("{}")
+    with RunFolder.create(tmp_path) as folder:
+        assert folder.path == tmp_path
+    (tmp_path / "mine.txt").write_text("a person's")
+    with pytest.raises(StorageError, match="not empty"):
+        RunFolder.create(tmp_path)
+    (tmp_path / "mine.txt").unlink()
+    (tmp_path / ".lock").unlink()
+    with pytest.raises(StorageError, match="not empty"):  # without our lock config.yaml may be anybody's
+        RunFolder.create(tmp_path)

@@ -388,3 +388,15 @@ def test_killed_at_every_point(tmp_path: Path) -> None:
     killed, _, seen = done.stdout.partition(" ")
     assert int(killed) > 60
     assert seen.strip() == "[2, 3]"
+
+
+def test_what_others_put_beside_the_pieces_is_left_alone(tmp_path: Path) -> None:
+    replay = tmp_path / "replay"
+    (replay / "notes").mkdir(parents=True)
+    (replay / "mine.txt").write_text("a person's")
+    old = replay / "rows_0_5_0123abcd.safetensors"
+    half = replay / ".rows_5_9_89abcdef.safetensors.part"
+    for ours in (old, half):
+        ours.write_bytes(b"x")
+    prune_segments(tmp_path, [])
+    assert sorted(entry.name for entry in replay.iterdir()) == ["mine.txt", "notes"]

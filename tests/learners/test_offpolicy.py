@@ -460,3 +460,17 @@ def test_invalidate_and_close_are_harmless() -> None:
     learner.invalidate()
     assert (learner.act(observation, explore=False).values == before).all()
     learner.close()
+
+
+def test_a_ring_of_the_size_of_a_batch_learns() -> None:
+    """It also holds open rows and last views, so there are never as many complete decisions as it has rows."""
+    learner = build(small("masac", buffer_size=1000, batch_size=1000, learning_starts=0, updates_per_step=0.02))
+    drive(learner, World(5, births=0.9, horizon=200), 8)
+    assert learner.counters.buffer_size == 1000
+    assert learner.counters.training_step > 0
+
+
+def test_a_policy_under_another_activation_is_another_policy() -> None:
+    state = build(small("masac", activation="relu")).state()
+    with pytest.raises(CheckpointError, match="activation"):
+        build(small("masac", activation="tanh")).load(state, weights_only=True)

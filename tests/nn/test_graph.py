@@ -243,3 +243,11 @@ def test_on_cuda_the_compiler_needs_triton(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(graph, "find_spec", lambda name: None)
     assert why_not_compiled(CPU) is None or "triton" not in str(why_not_compiled(CPU))
     assert why_not_compiled(CUDA) == "the package triton is not installed"
+
+
+def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    reason = why_not_compiled()
+    assert reason is not None
+    assert "cache cannot be made" in reason
