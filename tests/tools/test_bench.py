@@ -207,6 +207,6 @@ def test_a_run_of_a_learner_with_a_replay_learns_from_early_on() -> None:
     found = bench("run", name="sumo-marl/intersection/route_speed_only_masac", threads=1, overrides=overrides)
     assert found["asked_vehicles"] is None
     assert found["updates_per_step"] == 0.5
-    assert 0.3 < found["gradient_steps_per_step"] <= 0.5
+    assert 0.2 < found["gradient_steps_per_step"] <= 0.5  # none before the replay has a batch
     assert "learner.batch_size=80" in found["overrides"]
     assert found["span_ms"]["update"] > 0
