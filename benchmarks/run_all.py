@@ -34,7 +34,7 @@ _SETS = ["context.encoder=deepsets", "context.hidden=64", "learner.train_context
 
 
 def _command(
-    what: str, name: str, threads: int, vehicles: int | None, overrides: Sequence[str], against: Sequence[str]
+    what: str, name: str, threads: int, vehicles: int | None, overrides: Sequence[str], against: Sequence[str] = ()
 ) -> str:
     words = [f"opencda-marl bench {what}", f"-t {name}", f"--threads {threads}"]
     words += [f"--against {','.join(against)}"] if against else []
