@@ -2,6 +2,8 @@
 
 Results go to stdout, errors to stderr with the exit code of `core.errors`. With `--json` stdout holds exactly one
 line, an object; everything else, whoever writes it, goes to stderr.
+
+Longer than other modules, because it is a list: one short function a command, most of it their options and help.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A checkpoint is the state at the end of an episode. That state is also copied in memory at each boundary
 (when it does not go to the disk), so a stop loses only the episode that is under way.
+
+Longer than other modules, because what a run says at its start, at its end and when it fails stands beside the loop.
 """
 
 from __future__ import annotations

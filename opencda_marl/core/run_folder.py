@@ -11,6 +11,8 @@
 
 Files are the truth: whoever reads them needs no object of the process that wrote them. Lines and checkpoints
 carry the number of the episode, so what lies beyond the checkpoint that a run goes on from can be cut.
+
+Longer than other modules, because the form is written and read here, and nowhere else.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 It is crash-only. What it knows stands in the matrix folder before it acts on it; killed at any instant, the same
 command does what is left. Trainers die with it (launch/keeper.py) and go on from their last checkpoint.
+
+Longer than other modules, because a cell's way through its states is to be read in one place.
 """
 
 from __future__ import annotations

@@ -11,10 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CARLA_VERSION", "HOST", "TIMEOUT", "Answer", "Probe", "look", "version"]
-
-CARLA_VERSION = "0.9.16"
-"""The only version of the server that is used."""
+__all__ = ["HOST", "TIMEOUT", "Answer", "Probe", "look", "version"]
 
 HOST = "127.0.0.1"
 TIMEOUT = 2.0  # [s] for an answer

@@ -20,8 +20,9 @@ from opencda_marl.launch.gpus import cards_of
 from opencda_marl.launch.keeper import GRACE, Kept, find, keep
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.ports import PER_SERVER, holder, is_free, listeners, taken
-from opencda_marl.launch.probe import CARLA_VERSION, Answer, Probe
+from opencda_marl.launch.probe import Answer, Probe
 from opencda_marl.launch.processes import command_line, descendants
+from opencda_marl.settings.traffic import CARLA_VERSION
 
 __all__ = ["ProcessServer", "ServerOptions", "make_server", "server_argv"]
 

@@ -19,17 +19,14 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from opencda_marl.core.errors import ConfigError
-from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
+from opencda_marl.learners.actor_critic import ActorCritic
 from opencda_marl.learners.offpolicy import OffPolicyLearner, PureStep
-from opencda_marl.nn.blocks import Arrays, Mlp, Shapes, TwinMlp
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Layout, Parameters
 from opencda_marl.nn.heads import SquashedGaussian
 from opencda_marl.nn.optimiser import adam, clip_by_norm
-from opencda_marl.nn.torso import Torso
 from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.offpolicy import MasacSettings
 from opencda_marl.settings.run import RunSettings
@@ -78,69 +75,24 @@ class SoftActorCritic:
         *,
         trained: bool,
     ) -> None:
-        self._own = own = own_settings(settings.learner, MasacSettings)
-        self.conditioned = settings.algorithm.startswith("pc")
-        self.relabel = own.relabel if self.conditioned else 0.0
-        self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self.conditioned else ("value",)
-        self._weights = settings.preference
-        if self.conditioned and not self._weights.team_weight + self._weights.individual_weight:
-            raise ConfigError(
-                "preference.team_weight and preference.lambda are both 0: there is nothing to maximise",
-                fix="preference.team_weight=1",
-            )
-        self._encoder = encoder if trained else None
+        self._own = own_settings(settings.learner, MasacSettings)
         self.head = SquashedGaussian(action.size)
-        self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
-        hidden, seen = tuple(own.hidden), self._torso.width + (len(OBJECTIVES) if self.conditioned else 0)
-        self._policy = Mlp(seen, hidden, self.head.outputs, own.activation)
-        self._twins = TwinMlp(seen, action.size, hidden, len(self.components), own.activation)
-        actor: Shapes = self._policy.shapes("actor.policy.") | self._torso.shapes("actor.")
-        context: Shapes = self._encoder.shapes("actor.context.") if self._encoder else {}
-        critic: Shapes = self._torso.shapes("critic.") | self._twins.shapes("critic.values.")
-        self.actor_layout = Layout(actor | context)
-        self.layout = Layout(actor | context | critic | {"log_alpha": (1,)})
-        self._critic = slice(Layout(actor).size, self.layout.size - 1)  # the encoder is the critic's
-        self._target_layout = Layout(context | critic)
+        self._nets = nets = ActorCritic(
+            settings, observation, action, encoder, trained=trained, outputs=self.head.outputs
+        )
+        self.conditioned, self.components, self.actor = nets.conditioned, nets.components, nets.actor
+        self.relabel = self._own.relabel if self.conditioned else 0.0
+        critic = nets.context_shapes | nets.critic_shapes  # the encoder is the critic's
+        self.actor_layout = nets.actor_layout
+        self.layout = Layout(nets.actor_shapes | critic | {"log_alpha": (1,)})
+        self._critic = slice(nets.actor_size, self.layout.size - 1)
+        self._target_layout = Layout(critic)
 
     def initialise(self, rng: np.random.Generator) -> dict[str, Float32[np.ndarray, " size"]]:
         """First weights, and targets equal to them."""
-        made: Arrays = self._policy.initialise(rng, "actor.policy.", gain=0.01) | self._torso.initialise(rng, "actor.")
-        made |= self._encoder.initialise(rng, "actor.context.") if self._encoder else {}
-        made |= self._torso.initialise(rng, "critic.") | self._twins.initialise(rng, "critic.values.", gain=0.1)
-        made["log_alpha"] = np.full(1, np.log(self._own.initial_alpha))
+        made = self._nets.initialise(rng) | {"log_alpha": np.full(1, np.log(self._own.initial_alpha))}
         theta = self.layout.flatten(made)
         return {"theta": theta, "target": theta[self._critic].copy()}
-
-    def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
-        """Mean and log standard deviation before tanh; the context is in the rows."""
-        return self._policy(parameters, "actor.policy.", self._seen(parameters, "actor.", rows))
-
-    def critic(
-        self, parameters: Parameters, rows: _Batch, action: Float[Tensor, "rows actions"]
-    ) -> Float[Tensor, "two rows components"]:
-        """Values of both twins; the context is in the rows."""
-        return self._twins(parameters, "critic.values.", self._seen(parameters, "critic.", rows), action)
-
-    def _seen(self, parameters: Parameters, prefix: str, rows: _Batch) -> Float[Tensor, "rows seen"]:
-        seen = self._torso(parameters, prefix, rows)
-        return torch.cat([seen, rows["preference"]], -1) if self.conditioned else seen
-
-    def _view(self, parameters: Parameters, inputs: _Batch, prefix: str) -> _State:
-        """The columns of a view, with the context that these parameters make of its neighbours."""
-        names = ("ego", "context", "preference")
-        rows = {name: inputs[prefix + name] for name in names if prefix + name in inputs}
-        if self._encoder is not None:
-            neighbours, counts = inputs[prefix + "neighbours"], inputs[prefix + "counts"]
-            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"])
-        return rows
-
-    def _scalarised(self, values: Tensor, preference: Tensor | None) -> tuple[Tensor, Tensor | float]:
-        """What the actor maximises of values [..., rows, components], and the sum of the weights."""
-        if preference is None:
-            return values[..., 0], 1.0
-        team, individual = self._weights.team_weight, self._weights.individual_weight
-        mixed = team * values[..., 0] + individual * (values[..., 1:] * preference).sum(-1)
-        return mixed, team + individual * preference.sum(-1)
 
     def targets(
         self, parameters: Parameters, following: Parameters, inputs: _Batch, alpha: Float[Tensor, ""]
@@ -149,12 +101,12 @@ class SoftActorCritic:
 
         The entropy is shared out to the components so that their scalarised sum gets it once.
         """
-        after = self._view(parameters, inputs, "next_")
-        action, log_prob = self.head.sample(self.actor(parameters, after), inputs["next_noise"])
-        values = self.critic(following, self._view(following, inputs, "next_"), action)
-        mixed, weight = self._scalarised(values, after.get("preference"))
-        smaller = torch.where((mixed[0] <= mixed[1])[:, None], values[0], values[1])
-        soft = smaller - (alpha * log_prob / weight)[:, None]
+        nets, after = self._nets, self._nets.view(parameters, inputs, "next_")
+        action, log_prob = self.head.sample(nets.actor(parameters, after), inputs["next_noise"])
+        values = nets.critic(following, nets.view(following, inputs, "next_"), action)
+        preference = after.get("preference")
+        bonus = (alpha * log_prob / nets.weight(preference))[:, None]
+        soft = nets.smaller(values, preference) - bonus
         return inputs["rewards"] + inputs["discount"][:, None] * soft
 
     def losses(
@@ -167,16 +119,16 @@ class SoftActorCritic:
         with torch.no_grad():
             wanted = self.targets(fixed, self._target_layout.views(target), inputs, alpha)
 
-        rows = self._view(parameters, inputs, "")
-        begun = self._twins.begin(parameters, "critic.values.", self._seen(parameters, "critic.", rows))
-        values = self._twins.finish(parameters, "critic.values.", begun, inputs["action"])  # [two, rows, components]
+        nets, rows = self._nets, self._nets.view(parameters, inputs, "")
+        begun = nets.begin(parameters, rows)
+        values = nets.finish(parameters, begun, inputs["action"])  # [two, rows, components]
         errors = values - wanted
         critic_loss = 0.5 * (errors * errors).sum((0, 2)).mean()
 
         rows = {name: column.detach() for name, column in rows.items()}  # the actor does not move the encoder
-        action, log_prob = self.head.sample(self.actor(parameters, rows), inputs["noise"])
-        acted = self._twins.finish(fixed, "critic.values.", begun.detach(), action)  # the same critic at the same view
-        mixed, _ = self._scalarised(acted, rows.get("preference"))
+        action, log_prob = self.head.sample(nets.actor(parameters, rows), inputs["noise"])
+        acted = nets.finish(fixed, begun.detach(), action)  # the same critic at the same view
+        mixed = nets.scalarised(acted, rows.get("preference"))
         actor_loss = (alpha * log_prob - torch.minimum(mixed[0], mixed[1])).mean()
 
         entropy = -log_prob.detach().mean()

@@ -22,17 +22,14 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from opencda_marl.core.errors import ConfigError
-from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
+from opencda_marl.learners.actor_critic import ActorCritic
 from opencda_marl.learners.offpolicy import OffPolicyLearner, PureStep
-from opencda_marl.nn.blocks import Arrays, Mlp, Shapes, TwinMlp
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Layout, Parameters
 from opencda_marl.nn.heads import Deterministic
 from opencda_marl.nn.optimiser import adam, clip_by_norm
-from opencda_marl.nn.torso import Torso
 from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.offpolicy import Matd3Settings
 from opencda_marl.settings.run import RunSettings
@@ -75,69 +72,22 @@ class TwinDelayed:
         *,
         trained: bool,
     ) -> None:
-        self._own = own = own_settings(settings.learner, Matd3Settings)
-        self.conditioned = settings.algorithm.startswith("pc")
-        self.relabel = own.relabel if self.conditioned else 0.0
-        self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self.conditioned else ("value",)
-        self._weights = settings.preference
-        if self.conditioned and not self._weights.team_weight + self._weights.individual_weight:
-            raise ConfigError(
-                "preference.team_weight and preference.lambda are both 0: there is nothing to maximise",
-                fix="preference.team_weight=1",
-            )
-        self._encoder = encoder if trained else None
-        self.head = Deterministic(action.size, noise=own.exploration_noise)
-        self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
-        hidden, seen = tuple(own.hidden), self._torso.width + (len(OBJECTIVES) if self.conditioned else 0)
-        self._policy = Mlp(seen, hidden, self.head.outputs, own.activation)
-        self._twins = TwinMlp(seen, action.size, hidden, len(self.components), own.activation)
-        actor: Shapes = self._policy.shapes("actor.policy.") | self._torso.shapes("actor.")
-        context: Shapes = self._encoder.shapes("actor.context.") if self._encoder else {}
-        critic: Shapes = self._torso.shapes("critic.") | self._twins.shapes("critic.values.")
-        self.actor_layout = Layout(actor | context)
-        self.layout = Layout(actor | context | critic)
-        size = Layout(actor).size
-        self._actor, self._critic = slice(0, size), slice(size, self.layout.size)  # the encoder is the critic's
+        self._own = own_settings(settings.learner, Matd3Settings)
+        self.head = Deterministic(action.size, noise=self._own.exploration_noise)
+        self._nets = nets = ActorCritic(
+            settings, observation, action, encoder, trained=trained, outputs=self.head.outputs
+        )
+        self.conditioned, self.components, self.actor = nets.conditioned, nets.components, nets.actor
+        self.relabel = self._own.relabel if self.conditioned else 0.0
+        self.actor_layout = nets.actor_layout
+        self.layout = Layout(nets.actor_shapes | nets.context_shapes | nets.critic_shapes)
+        # the encoder is the critic's
+        self._actor, self._critic = slice(0, nets.actor_size), slice(nets.actor_size, self.layout.size)
 
     def initialise(self, rng: np.random.Generator) -> dict[str, Float32[np.ndarray, " size"]]:
-        """First weights, and targets equal to them. The first policy is near the middle, where tanh is steep."""
-        made: Arrays = self._policy.initialise(rng, "actor.policy.", gain=0.01) | self._torso.initialise(rng, "actor.")
-        made |= self._encoder.initialise(rng, "actor.context.") if self._encoder else {}
-        made |= self._torso.initialise(rng, "critic.") | self._twins.initialise(rng, "critic.values.", gain=0.1)
-        theta = self.layout.flatten(made)
+        """First weights, and targets equal to them."""
+        theta = self.layout.flatten(self._nets.initialise(rng))
         return {"theta": theta, "target": theta.copy(), "of_actor": np.zeros(len(_OF_ACTOR), np.float32)}
-
-    def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
-        """The action before tanh; the context is in the rows."""
-        return self._policy(parameters, "actor.policy.", self._seen(parameters, "actor.", rows))
-
-    def critic(
-        self, parameters: Parameters, rows: _Batch, action: Float[Tensor, "rows actions"]
-    ) -> Float[Tensor, "two rows components"]:
-        """Values of both twins; the context is in the rows."""
-        return self._twins(parameters, "critic.values.", self._seen(parameters, "critic.", rows), action)
-
-    def _seen(self, parameters: Parameters, prefix: str, rows: _Batch) -> Float[Tensor, "rows seen"]:
-        seen = self._torso(parameters, prefix, rows)
-        return torch.cat([seen, rows["preference"]], -1) if self.conditioned else seen
-
-    def _view(self, parameters: Parameters, inputs: _Batch, prefix: str) -> _State:
-        """The columns of a view, with the context that these parameters make of its neighbours."""
-        names = ("ego", "context", "preference")
-        rows = {name: inputs[prefix + name] for name in names if prefix + name in inputs}
-        if self._encoder is not None:
-            neighbours, counts = inputs[prefix + "neighbours"], inputs[prefix + "counts"]
-            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"])
-        return rows
-
-    def _scalarised(
-        self, values: Float[Tensor, "*twins rows components"], preference: Tensor | None
-    ) -> Float[Tensor, "*twins rows"]:
-        """What the actor maximises."""
-        if preference is None:
-            return values[..., 0]
-        individual = (values[..., 1:] * preference).sum(-1)
-        return self._weights.team_weight * values[..., 0] + self._weights.individual_weight * individual
 
     def targets(self, following: Parameters, inputs: _Batch) -> Float[Tensor, "rows components"]:
         """r + gamma Q'(s', a'), of the twin whose scalarised value is smaller; a' = pi'(s') + clipped noise.
@@ -146,13 +96,11 @@ class TwinDelayed:
             following: the targets' weights.
             inputs: rewards, discount and the views that follow; `next_noise` is standard normal.
         """
-        after = self._view(following, inputs, "next_")
+        nets, after = self._nets, self._nets.view(following, inputs, "next_")
         noise = self._own.smoothing_noise * inputs["next_noise"]
         noise = noise.clamp(-self._own.smoothing_clip, self._own.smoothing_clip)
-        action = (torch.tanh(self.actor(following, after)) + noise).clamp(-1.0, 1.0)
-        values = self.critic(following, after, action)
-        mixed = self._scalarised(values, after.get("preference"))
-        smaller = torch.where((mixed[0] <= mixed[1])[:, None], values[0], values[1])
+        action = (torch.tanh(nets.actor(following, after)) + noise).clamp(-1.0, 1.0)
+        smaller = nets.smaller(nets.critic(following, after, action), after.get("preference"))
         return inputs["rewards"] + inputs["discount"][:, None] * smaller
 
     def losses(
@@ -163,19 +111,19 @@ class TwinDelayed:
         with torch.no_grad():
             wanted = self.targets(self.layout.views(target), inputs)
 
-        rows = self._view(parameters, inputs, "")
-        begun = self._twins.begin(parameters, "critic.values.", self._seen(parameters, "critic.", rows))
-        values = self._twins.finish(parameters, "critic.values.", begun, inputs["action"])  # [two, rows, components]
+        nets, rows = self._nets, self._nets.view(parameters, inputs, "")
+        begun = nets.begin(parameters, rows)
+        values = nets.finish(parameters, begun, inputs["action"])  # [two, rows, components]
         errors = values - wanted
         loss = critic_loss = 0.5 * (errors * errors).sum((0, 2)).mean()
         parts = {"critic_loss": critic_loss, "value_mean": values.mean(), "target_mean": wanted.mean()}
 
         if both:
             rows = {name: column.detach() for name, column in rows.items()}  # the actor does not move the encoder
-            action = torch.tanh(self.actor(parameters, rows))
+            action = torch.tanh(nets.actor(parameters, rows))
             first = {name: weights[:1] for name, weights in fixed.items() if name.startswith("critic.values.")}
-            acted = self._twins.finish(first, "critic.values.", begun[:1].detach(), action)
-            actor_loss = -self._scalarised(acted, rows.get("preference")).mean()
+            acted = nets.finish(first, begun[:1].detach(), action)
+            actor_loss = -nets.scalarised(acted, rows.get("preference")).mean()
             loss = critic_loss + actor_loss
             saturated = (action.detach().abs() > _SATURATED).to(action.dtype).mean()
             parts |= {"actor_loss": actor_loss, "saturated": saturated}

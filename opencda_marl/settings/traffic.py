@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
 
-__all__ = ["DemandSettings", "PeakSettings", "ScenarioSettings", "SimulatorSettings", "VehicleSettings"]
+__all__ = [
+    "CARLA_VERSION",
+    "DemandSettings",
+    "PeakSettings",
+    "ScenarioSettings",
+    "SimulatorSettings",
+    "VehicleSettings",
+]
+
+CARLA_VERSION = "0.9.16"
+"""Of server and client: the only one that is used."""
 
 
 @dataclass(frozen=True, slots=True)

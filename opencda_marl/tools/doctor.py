@@ -21,10 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CARLA_VERSION", "Check", "exit_code", "inspect", "summary"]
+from opencda_marl.settings.traffic import CARLA_VERSION
 
-CARLA_VERSION = "0.9.16"
-"""The only version of client and server that the CARLA backend speaks."""
+__all__ = ["Check", "exit_code", "inspect", "summary"]
 
 _GIB = 2**30
 _LOW_DISK = 2.0  # [GiB] a run with trajectories writes some hundred MiB

@@ -365,7 +365,7 @@ def test_a_trained_encoder_has_the_gradient_of_the_critics_loss() -> None:
     with torch.no_grad():
         alpha = parameters["log_alpha"].exp().squeeze()
         wanted = nets.targets(parameters, nets._target_layout.views(state["target"]), inputs, alpha)
-    errors = nets.critic(parameters, nets._view(parameters, inputs, ""), inputs["action"]) - wanted
+    errors = nets._nets.critic(parameters, nets._nets.view(parameters, inputs, ""), inputs["action"]) - wanted
     loss = sum(0.5 * errors[i].pow(2).sum(-1).mean() for i in range(2))
     expected = nets.layout.views(torch.autograd.grad(loss, theta)[0])
     found = gradient_of(nets, state, inputs)
@@ -381,9 +381,9 @@ def test_the_target_encodes_with_its_own_encoder() -> None:
     alpha = torch.tensor(0.0, dtype=torch.float64)
     found = nets.targets(parameters, late, inputs, alpha)
     action, _ = nets.head.sample(
-        nets.actor(parameters, nets._view(parameters, inputs, "next_")), inputs["next_noise"]
+        nets.actor(parameters, nets._nets.view(parameters, inputs, "next_")), inputs["next_noise"]
     )  # the policy sees what it sees when it acts
-    values = nets.critic(late, nets._view(late, inputs, "next_"), action)
+    values = nets._nets.critic(late, nets._nets.view(late, inputs, "next_"), action)
     torch.testing.assert_close(found, inputs["rewards"] + inputs["discount"][:, None] * values.amin(0))
 
 
@@ -450,9 +450,9 @@ def test_the_scalarised_target_has_the_entropy_once() -> None:
     def mix(values: Tensor) -> Tensor:
         return 0.7 * values[..., 0] + 1.3 * (p * values[..., 1:]).sum(-1)
 
-    view = nets._view(parameters, inputs, "next_")
+    view = nets._nets.view(parameters, inputs, "next_")
     action, log_prob = nets.head.sample(nets.actor(parameters, view), inputs["next_noise"])
-    smaller = mix(nets.critic(late, view, action)).amin(0)
+    smaller = mix(nets._nets.critic(late, view, action)).amin(0)
     expected = mix(inputs["rewards"]) + inputs["discount"] * (smaller - alpha * log_prob)
     torch.testing.assert_close(mix(nets.targets(parameters, late, inputs, alpha)), expected)
 
