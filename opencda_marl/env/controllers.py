@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float64
 
+from opencda_marl.core.conflicts import Conflicts
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Field, TrafficState
 from opencda_marl.env import CONTROLLERS
 from opencda_marl.env.command import action_spec, envelopes
-from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.reservation import HOLD, Reservation
 from opencda_marl.settings.run import RunSettings

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
+from opencda_marl.core.conflicts import Conflicts, conflict_zones
 from opencda_marl.core.errors import NotFiniteError, OpenCDAError
 from opencda_marl.core.metrics import EpisodeRecord
 from opencda_marl.core.objectives import OBJECTIVES
@@ -30,7 +31,6 @@ from opencda_marl.core.state import Driver, Ending, Events, Schedule, TrafficSta
 from opencda_marl.env import OBSERVATIONS
 from opencda_marl.env.book import Book
 from opencda_marl.env.command import Commander
-from opencda_marl.env.conflicts import Conflicts, conflict_zones
 from opencda_marl.env.ledger import Ledger, join_closed
 from opencda_marl.env.near_miss import Proximity
 from opencda_marl.env.neighbours import road_tables

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int16, Int64
 
+from opencda_marl.core.conflicts import Conflicts, zone_table
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.state import Field
 from opencda_marl.env.compiled import kernel
-from opencda_marl.env.conflicts import Conflicts, zone_table
 
 __all__ = [
     "AFTER",

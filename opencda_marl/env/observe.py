@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from opencda_marl.core.conflicts import Conflicts
 from opencda_marl.core.errors import NotFiniteError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.spec import Observation, ObservationSpec
 from opencda_marl.core.state import TrafficState
-from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.env.flat_layout import observe_flat
 from opencda_marl.env.full_layout import observe_full
 from opencda_marl.env.layouts import flat_spec, full_spec

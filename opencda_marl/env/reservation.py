@@ -15,11 +15,11 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Float64, Int16, Int64
 
+from opencda_marl.core.conflicts import Conflicts
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.state import Command, Driver, Field, TrafficState
 from opencda_marl.env.command import envelope, envelopes
 from opencda_marl.env.compiled import kernel
-from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.env.neighbours import INSIDE_LIMIT, RoadTables, lead_distance, road_tables
 from opencda_marl.settings.run import RunSettings
 

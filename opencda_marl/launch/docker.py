@@ -15,8 +15,8 @@ from typing import Any
 
 from opencda_marl.core.errors import BackendMissingError, DeadlineError, OpenCDAError, SimulatorError
 from opencda_marl.core.files import writing
+from opencda_marl.core.probe import Answer, Probe, look
 from opencda_marl.launch.keeper import Kept, keep
-from opencda_marl.launch.probe import Answer, Probe, look
 from opencda_marl.settings.traffic import CARLA_VERSION
 
 __all__ = [

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from opencda_marl.core.errors import BackendMissingError, ConfigError, OpenCDAError, SimulatorError, StorageError
 from opencda_marl.core.files import write_whole, writing
+from opencda_marl.core.probe import Answer, Probe
 from opencda_marl.launch.docker import DockerServer
 from opencda_marl.launch.gpus import cards_of
 from opencda_marl.launch.keeper import GRACE, Kept, find, keep
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.ports import PER_SERVER, holder, is_free, listeners, taken
-from opencda_marl.launch.probe import Answer, Probe
 from opencda_marl.launch.processes import command_line, descendants
 from opencda_marl.settings.traffic import CARLA_VERSION
 

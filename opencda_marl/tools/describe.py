@@ -29,9 +29,9 @@ def describe(settings: RunSettings) -> dict[str, Any]:
         ConfigError: an observation or reward part is not there, or the network is no crossing.
     """
     from opencda_marl.assemble import make_roads
+    from opencda_marl.core.conflicts import conflict_zones
     from opencda_marl.env import OBSERVATIONS, REWARDS
     from opencda_marl.env.command import action_spec
-    from opencda_marl.env.conflicts import conflict_zones
 
     roads = make_roads(settings)
     spec = OBSERVATIONS.load(settings.observation)(settings, roads, conflict_zones(roads)).spec

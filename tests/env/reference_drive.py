@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from reference_view import ReferenceView
 
+from opencda_marl.core.conflicts import Conflicts
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import Simulator
 from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState
-from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.settings.run import RunSettings
 
 PARTS = {

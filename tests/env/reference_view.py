@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from opencda_marl.core.conflicts import Conflicts
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.state import Driver, Field, TrafficState
-from opencda_marl.env.conflicts import Conflicts
 from opencda_marl.settings.run import RunSettings
 
 

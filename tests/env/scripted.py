@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from opencda_marl.core.conflicts import conflict_zones
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState, vehicle_id
-from opencda_marl.env.conflicts import conflict_zones
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.simulators.network import find_network, load_roads
 

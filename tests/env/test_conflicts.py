@@ -7,8 +7,8 @@ import pytest
 from crossings import CROSS, MERGE
 from scripted import CONFLICTS, ROADS
 
+from opencda_marl.core.conflicts import CLEARANCE, conflict_zones, zone_table
 from opencda_marl.core.roads import Movement, Roads
-from opencda_marl.env.conflicts import CLEARANCE, conflict_zones, zone_table
 
 
 def test_two_straight_roads_conflict_where_they_cross() -> None:

@@ -9,7 +9,7 @@ import pytest
 from crossings import CROSS, MERGE
 from scripted import CONFLICTS, ROADS
 
-from opencda_marl.env.conflicts import conflict_zones
+from opencda_marl.core.conflicts import conflict_zones
 from opencda_marl.env.neighbours import disc_time_to_collision, lead_distance, road_tables, time_along
 
 ZONES = conflict_zones(MERGE)

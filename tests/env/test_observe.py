@@ -10,11 +10,11 @@ import pytest
 from reference_view import ReferenceView, controlled
 from scripted import CONFLICTS, ROADS, pose, random_state
 
+from opencda_marl.core.conflicts import conflict_zones
 from opencda_marl.core.errors import NotFiniteError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.spec import Feature
 from opencda_marl.core.state import Driver, Field, TrafficState
-from opencda_marl.env.conflicts import conflict_zones
 from opencda_marl.env.layouts import EGO9, EGO43, FULL_EGO, FULL_NEIGHBOUR
 from opencda_marl.env.observe import ego9, ego43, full
 from opencda_marl.settings.driving import NeighbourSettings

@@ -16,8 +16,8 @@ import pytest
 
 from opencda_marl.cli import main
 from opencda_marl.core.errors import BackendMissingError, SimulatorError
+from opencda_marl.core.probe import version
 from opencda_marl.launch.docker import DockerServer, container_name, inspect, start, status, stop
-from opencda_marl.launch.probe import version
 from opencda_marl.launch.servers import server_argv
 from opencda_marl.standin import install
 from tests.launch.real import free_ports, until

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from opencda_marl.core.probe import Answer, Probe, look, version
 from opencda_marl.launch.ports import holder, is_free, listeners, taken
-from opencda_marl.launch.probe import Answer, Probe, look, version
 from tests.launch.real import free_ports
 
 _OK = b"\x94\x01\x01\xc0\x91\x92\x01\xa60.9.16"

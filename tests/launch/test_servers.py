@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from opencda_marl.core.errors import BackendMissingError, ConfigError, SimulatorError
+from opencda_marl.core.probe import version
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.ports import is_free, listeners, taken
-from opencda_marl.launch.probe import version
 from opencda_marl.launch.processes import command_line, descendants, read_process
 from opencda_marl.launch.servers import ProcessServer, ServerOptions, make_server, server_argv
 from opencda_marl.standin import install

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from opencda_marl.core.roads import Roads
-from opencda_marl.env.compiled import kernel
 
 __all__ = ["CLEARANCE", "Conflicts", "conflict_zones", "zone_table"]
 
@@ -38,40 +37,24 @@ class Conflicts:
     shared_after: Float64[np.ndarray, "routes routes"]  # [m] one lane from here on; inf: never
 
 
-@kernel
-def _distance_to_line(x: float, y: float, line: Float64[np.ndarray, "samples 3"], first: int, last: int) -> float:
-    """Distance of a point to the polyline through samples first..last. [m]"""
-    best = np.inf
-    for k in range(first, last):
-        ax, ay = line[k, 0], line[k, 1]
-        dx, dy = line[k + 1, 0] - ax, line[k + 1, 1] - ay
-        squared = dx * dx + dy * dy
-        t = 0.0
-        if squared > 0.0:
-            t = min(1.0, max(0.0, ((x - ax) * dx + (y - ay) * dy) / squared))
-        gap = np.hypot(x - ax - t * dx, y - ay - t * dy)
-        best = min(best, gap)
-    return best
+_Points = Float64[np.ndarray, "points 2"]
 
 
-@kernel
-def _close_stretch(
-    mine: Float64[np.ndarray, "samples 3"],
-    first: int,
-    last: int,
-    other: Float64[np.ndarray, "samples 3"],
-    other_first: int,
-    other_last: int,
-    clearance: float,
-) -> tuple[int, int]:
+def _distances(points: _Points, line: _Points) -> Float64[np.ndarray, " points"]:
+    """Distance of each point to a polyline. [m]"""
+    begin, step = line[:-1], np.diff(line, axis=0)  # [sides, 2]
+    squared = (step**2).sum(axis=1)
+    away = points[:, None] - begin  # [points, sides, 2]
+    along = (away * step).sum(axis=2) / np.where(squared > 0.0, squared, 1.0)
+    nearest = away - np.clip(along, 0.0, 1.0)[..., None] * step
+    found: Float64[np.ndarray, " points"] = np.hypot(nearest[..., 0], nearest[..., 1]).min(axis=1)
+    return found
+
+
+def _close_stretch(mine: _Points, other: _Points, clearance: float) -> tuple[int, int]:
     """First and last of my samples that are closer to the other line than `clearance`; (-1, -1): none."""
-    begin, end = -1, -1
-    for k in range(first, last + 1):
-        if _distance_to_line(mine[k, 0], mine[k, 1], other, other_first, other_last) < clearance:
-            if begin < 0:
-                begin = k
-            end = k
-    return begin, end
+    close = np.flatnonzero(_distances(mine, other) < clearance)
+    return (int(close[0]), int(close[-1])) if len(close) else (-1, -1)
 
 
 def conflict_zones(roads: Roads, clearance: float = CLEARANCE) -> Conflicts:
@@ -85,6 +68,7 @@ def conflict_zones(roads: Roads, clearance: float = CLEARANCE) -> Conflicts:
     # samples inside the junction: from the last one before the stop line to the first behind the exit
     first = np.floor(roads.stop_line / roads.spacing).astype(np.int64)
     last = np.minimum(np.ceil(roads.junction_exit / roads.spacing).astype(np.int64), roads.samples - 1)
+    inside = [roads.points[i, first[i] : last[i] + 1, :2] for i in range(count)]
     ends = roads.points[np.arange(count), roads.samples - 1, :2]  # [routes, 2]
     entry, exit_ = np.full((count, count), np.nan), np.full((count, count), np.nan)
     until, after = np.zeros((count, count)), np.full((count, count), np.inf)
@@ -96,9 +80,9 @@ def conflict_zones(roads: Roads, clearance: float = CLEARANCE) -> Conflicts:
             same_entry = roads.entry_edge[i] == roads.entry_edge[j] and roads.lane[i] == roads.lane[j]
             gap = float(np.hypot(*(ends[i] - ends[j])))
             same_exit = roads.exit_edge[i] == roads.exit_edge[j] and gap < _SAME_POINT
-            begin, end = _close_stretch(
-                roads.points[i], first[i], last[i], roads.points[j], first[j], last[j], clearance
-            )
+            begin, end = _close_stretch(inside[i], inside[j], clearance)
+            if begin >= 0:
+                begin, end = begin + int(first[i]), end + int(first[i])
             if same_entry:
                 until[i, j] = roads.spacing * end if begin >= 0 else roads.stop_line[i]
             elif begin >= 0:
