@@ -1,186 +1,181 @@
-"""The process behind the stand-in's wrapper. Standard library only: it is started as a file, and at once.
-
-Like the real server it takes `-carla-rpc-port=P` (and the streaming and secondary ports P + 1 and P + 2, which
-`-carla-streaming-port=` and `-carla-secondary-port=` override), dies when one is taken, and dies at once under
-SDL_VIDEODRIVER. Requests are msgpack-rpc, `[0, id, method, [[asynchronous]]]`; `version` is answered, any other method
-as rpclib answers one that it does not know, and a request with more arguments ends the connection.
-"""
+"""One server: a world, its two ports, its clock, and what goes wrong with it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
-import selectors
-import signal
-import socket
 import sys
 import time
+from collections import Counter, deque
+from typing import Any, NoReturn
 
-__all__ = ["FAULTS", "VERSION", "main"]
+from opencda_marl.standin import wire
+from opencda_marl.standin.calls import Calls
+from opencda_marl.standin.faults import Action, Faults
+from opencda_marl.standin.rpc import Requests, methods_of, value
+from opencda_marl.standin.streams import Streams
+from opencda_marl.standin.traffic_manager import TrafficManagerCalls
+from opencda_marl.standin.world import Frame, World
 
-VERSION = "0.9.16"
-FAULTS = {
-    "die": "exits with a segmentation fault's code, after so many seconds",
-    "hang": "accepts connections and never answers",
-    "late": "listens only after so many seconds",
-    "leak": "takes so many MiB more each second",
-    "squat": "holds the port without listening",
-    "http": "answers as a web server",
-    "version": "calls itself another version",
-    "deaf": "ignores SIGTERM",
-    "detach": "leaves the group of its wrapper",
-}
+__all__ = ["SAYS", "Server"]
 
-_REQUEST = re.compile(rb"\x94\x00([\x00-\x7f]|\xcc.|\xcd..|\xce....)([\xa0-\xbf])", re.S)
-_NO_ARGUMENTS = (b"\x91\x91\xc2", b"\x91\x91\xc3")
+SAYS = "stand-in of opencda-marl: a test double, not CARLA"
+"""Answer of the method `standin`, which no CARLA has."""
 
-
-def main(arguments: list[str]) -> int:
-    """Serve until killed. Returns: the exit code of a server that cannot serve."""
-    faults = _faults(_option(arguments, "--faults"))
-    _say("Disabling core dumps.")
-    if "SDL_VIDEODRIVER" in os.environ:
-        return 1  # as the real one, without a word
-    if "deaf" in faults:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "detach" in faults:
-        os.setsid()
-    if "late" in faults:
-        time.sleep(float(faults["late"]))
-    try:
-        listening = _listen(arguments, silent="squat" in faults)
-    except OSError as error:
-        _say(f"LowLevelFatalError: Exception thrown: bind: {os.strerror(error.errno or 0)}")
-        return 139
-    _Server(listening, faults).run()
-    return 139
+CRASHED = 139  # exit code of a segmentation fault
+_LEAK_LOOK = 0.2  # [s]
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+class Server:
+    """All that one process serves.
 
+    Args:
+        streaming_port: that tokens name.
+        version: that the server says it has.
+        faults: what is to go wrong.
+        frame_delay: [s] between the answer to a tick and its frame.
+        rate: [1/s] frames of asynchronous mode.
+        first_stream: id of the first sensor's stream.
+        xodr: OpenDRIVE text of the first world; None: the one that is built in.
+    """
 
-def _option(arguments: list[str], name: str, default: str = "") -> str:
-    """`-name=VALUE` or `--name VALUE`."""
-    for index, argument in enumerate(arguments):
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-        if argument == name and name.startswith("--"):
-            return arguments[index + 1]
-    return default
-
-
-def _faults(listed: str) -> dict[str, str]:
-    """The faults of this start; they are struck from the list."""
-    if not listed or not os.path.exists(listed):
-        return {}
-    with open(listed, encoding="utf-8") as file:
-        lines = file.read().splitlines()
-    now = lines[0] if lines else ""
-    if not now.startswith("always "):
-        with open(listed, "w", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines[1:]))
-    pairs = [word.strip().partition(":") for word in now.removeprefix("always ").split(",") if word.strip()]
-    unknown = [name for name, _, _ in pairs if name not in FAULTS]
-    if unknown:
-        raise ValueError(f"no such fault: {', '.join(unknown)}; known: {', '.join(FAULTS)}")
-    return {name: value for name, _, value in pairs}
-
-
-def _listen(arguments: list[str], *, silent: bool) -> list[socket.socket]:
-    """The three ports, the first one for requests."""
-    port = int(_option(arguments, "-carla-rpc-port", "2000"))
-    streaming = int(_option(arguments, "-carla-streaming-port", str(port + 1)))  # 0: a free one
-    secondary = int(_option(arguments, "-carla-secondary-port", str(port + 2)))
-    found = []
-    for number in (port, streaming, secondary):
-        found.append(socket.socket())
-        found[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not silent))
-        found[-1].bind(("", number))
-        if not silent:
-            found[-1].listen(64)
-        found[-1].setblocking(False)
-    return found
-
-
-class _Server:
-    """One thread, all connections."""
-
-    def __init__(self, listening: list[socket.socket], faults: dict[str, str]) -> None:
-        self._listening = listening
-        self._faults = faults
-        self._selector = selectors.DefaultSelector()
-        self._received: dict[socket.socket, bytes] = {}
+    def __init__(
+        self,
+        *,
+        streaming_port: int,
+        version: str,
+        faults: Faults,
+        frame_delay: float = 0.0,
+        rate: float = 60.0,
+        first_stream: int = 2,
+        xodr: str | None = None,
+    ) -> None:
+        self._faults, self._delay, self._rate = faults, frame_delay, rate
+        self._counters: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._tick_times: deque[float] = deque(maxlen=2000)  # [s]
+        self._ticks = self._due = 0
+        self._hung = False
         self._leaked: list[bytearray] = []
+        self.world = World(streaming_port, first_stream, xodr)
+        self.streams = Streams(self._counters)
+        calls = Calls(self.world, self.streams, streaming_port, version, self._tick, self._advance)
+        methods = methods_of(calls, TrafficManagerCalls(self.world), self)
+        self.requests = Requests(methods, self._counters, self._calls, self._intercept)
 
-    def run(self) -> None:
-        """Until it is time to die."""
-        if "squat" not in self._faults:
-            self._selector.register(self._listening[0], selectors.EVENT_READ)
+    async def run(self) -> None:
+        """The clock: frames of asynchronous mode, time to die, memory."""
         begun = time.monotonic()
-        end = begun + float(self._faults.get("die", "inf"))
-        while (now := time.monotonic()) < end:
-            for key, _ in self._selector.select(min(0.2 if "leak" in self._faults else 60.0, end - now)):
-                found = key.fileobj
-                assert isinstance(found, socket.socket)
-                if found is self._listening[0]:
-                    self._accept()
-                else:
-                    self._hear(found)
-            self._leak(time.monotonic() - begun)
+        dies = begun + self._faults.number("die", float("inf"))
+        leak = self._faults.number("leak", 0.0)
+        self._advance()
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= dies:
+                _crash()
+            self._leak_to(leak * (now - begun))
+            if not self.world.synchronous and now >= due:
+                self._advance()
+                due = max(due + 1.0 / self._rate, now)
+            wait = due - time.monotonic() if not self.world.synchronous else _LEAK_LOOK
+            await asyncio.sleep(max(min(wait, _LEAK_LOOK, dies - now), 0.0))
 
-    def _accept(self) -> None:
-        connection, _ = self._listening[0].accept()
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._received[connection] = b""
-        self._selector.register(connection, selectors.EVENT_READ)
+    # --- ticks
 
-    def _hear(self, connection: socket.socket) -> None:
-        try:
-            piece = connection.recv(1 << 16)
-            if not piece:
-                self._close(connection)
-            elif "http" in self._faults:
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                self._close(connection)
-            elif "hang" not in self._faults:
-                self._received[connection] += piece
-                self._answer(connection)
-        except OSError:
-            self._close(connection)
+    def _tick(self) -> int:
+        """One tick, now or after the delay. Returns: the frame that it makes."""
+        if self._delay > 0.0:
+            self._due += 1
+            asyncio.get_running_loop().call_later(self._delay, self._advance_late)
+            return self.world.frame + self._due
+        self._advance()
+        return self.world.frame
 
-    def _close(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._received[connection]
-        connection.close()
+    def _advance_late(self) -> None:
+        self._due -= 1
+        self._advance()
 
-    def _answer(self, connection: socket.socket) -> None:
-        """Answer the whole requests that have come."""
-        while found := _REQUEST.match(self._received[connection]):
-            name_end = found.end() + (found[2][0] & 0x1F)
-            name, arguments = self._received[connection][found.end() : name_end], name_end + 3
-            if len(self._received[connection]) < arguments:
-                return
-            if self._received[connection][name_end:arguments] not in _NO_ARGUMENTS:
-                self._close(connection)
-                return
-            self._received[connection] = self._received[connection][arguments:]
-            connection.sendall(b"\x94\x01" + found[1] + self._result(name))
+    def _advance(self) -> None:
+        """Simulate one step and send it."""
+        action = self._faults.frames.get(self.world.frame + 1)
+        if action in ("die", "hang", "drop"):
+            self._fail(action)
+        if self._hung:
+            return
+        begun = time.perf_counter()
+        frame = self.world.tick()
+        if action == "malformed":
+            frame = Frame(frame.number, [(stream, payload[:-1]) for stream, payload in frame.payloads])
+        self.streams.publish(frame)
+        self._tick_times.append(time.perf_counter() - begun)
+        self._counters["frames"] += 1
+        if self._faults.leak_per_frame:
+            self._leak_to(len(self._leaked) + self._faults.leak_per_frame)
 
-    def _result(self, name: bytes) -> bytes:
-        if name == b"version":
-            version = self._faults.get("version", VERSION).encode()
-            return b"\xc0\x91\x92\x01" + bytes([0xA0 | len(version)]) + version
-        text = b"rpclib: server could not find function '%s' with argument count 1." % name
-        return b"\xd9" + bytes([len(text)]) + text + b"\xc0"
+    # --- faults
 
-    def _leak(self, seconds: float) -> None:
-        wanted = int(float(self._faults.get("leak", "0")) * seconds)
-        while len(self._leaked) < wanted:
+    def _intercept(self, method: str) -> str | float | None:
+        """What to do with a call instead of answering it; a number: [s] to wait with the answer."""
+        action: Action | None = self._faults.methods.get(method)
+        if method == "tick_cue":
+            self._ticks += 1
+            action = self._faults.ticks.get(self._ticks, action)
+        if "http" in self._faults.alone:
+            return "malformed"
+        if "hang" in self._faults.alone:
+            return "hang"
+        if action == "die":
+            _crash()
+        if action == "hang" and method == "tick_cue" and self._ticks in self._faults.ticks:
+            self._hung = True
+        if self._hung and method == "tick_cue":
+            return "hang"
+        return action if action is not None else self._faults.late.get(method)
+
+    def _fail(self, action: Action) -> None:
+        """At a frame."""
+        if action == "die":
+            _crash()
+        if action == "drop":
+            self.requests.drop()
+            self.streams.drop()
+        self._hung = self._hung or action == "hang"
+
+    def _leak_to(self, mebibytes: float) -> None:
+        while len(self._leaked) < int(mebibytes):
             self._leaked.append(bytearray(b"x" * (1 << 20)))
 
+    # --- what no CARLA has
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    @value
+    def standin(self) -> str:
+        """That it is one."""
+        return SAYS
+
+    @value
+    def standin_counters(self) -> dict[str, Any]:
+        """Connections of each channel since the start and now, calls of each method, frames, and [ms] of a tick."""
+        times = sorted(self._tick_times)
+        following = self.streams.open_connections()
+        return {
+            "frame": self.world.frame,
+            "frames": self._counters["frames"],
+            "frames_skipped": self._counters["frames_skipped"],
+            "rpc_connections": self._counters["rpc_connections"],
+            "rpc_open": len(self.requests.open),
+            "stream_connections": self._counters["stream_connections"],
+            "stream_open": sum(following.values()),
+            "world_open": following[wire.WORLD_STREAM],
+            "unknown_stream_connections": self._counters["unknown_stream_connections"],
+            "not_requests": self._counters["not_requests"],
+            "actors": len(self.world.episode.actors),
+            "calls": dict(self._calls),
+            "tick_ms_p50": 1e3 * times[len(times) // 2] if times else 0.0,
+            "tick_ms_p99": 1e3 * times[len(times) * 99 // 100] if times else 0.0,
+        }
+
+
+def _crash() -> NoReturn:
+    sys.stdout.flush()
+    os._exit(CRASHED)
