@@ -10,6 +10,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
+from opencda_marl.core.allocator import keep_freed_memory
 from opencda_marl.core.errors import BackendMissingError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.seeds import Branch, generator, simulator_seed
@@ -161,6 +162,8 @@ def warm_up(settings: RunSettings, simulator: Simulator, learner: Learner) -> No
 def quiet_process(threads: int | None) -> Iterator[None]:
     """Torch has so many threads and NumPy's BLAS one: two pools used in turn wait for each other (23 times slower).
 
+    Memory that is freed stays with the process, where torch is used.
+
     Args:
         threads: of torch; None: nobody needs torch here, so it is not imported.
     """
@@ -170,6 +173,7 @@ def quiet_process(threads: int | None) -> Iterator[None]:
             return
         import torch
 
+        keep_freed_memory()
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:

@@ -88,7 +88,8 @@ class ActorCritic:
         rows = {name: inputs[prefix + name] for name in names if prefix + name in inputs}
         if self._encoder is not None:
             neighbours, counts = inputs[prefix + "neighbours"], inputs[prefix + "counts"]
-            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"])
+            real = inputs.get(prefix + "real")
+            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"], real)
         return rows
 
     def actor(self, parameters: Parameters, rows: _Rows) -> Float[Tensor, "rows outputs"]:

@@ -93,7 +93,8 @@ class DoubleDqn:
         rows = {name: inputs[prefix + name] for name in ("ego", "context") if prefix + name in inputs}
         if self._encoder is not None:
             neighbours, counts = inputs[prefix + "neighbours"], inputs[prefix + "counts"]
-            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"])
+            real = inputs.get(prefix + "real")
+            rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"], real)
         return self.actor(parameters, rows)
 
     def targets(self, parameters: Parameters, following: Parameters, inputs: _Batch) -> Float[Tensor, "rows one"]:

@@ -131,7 +131,11 @@ class OffPolicyLearner:
         obstacle = None
         if encoder is not None and trained and not encoder.static:
             obstacle = f"a trained {name} encoder has no static shapes"
-        self._forms = [make_update(step, self._own, self._device, obstacle=obstacle) for step in made.steps]
+        ragged = ("real", "next_real") if trained and encoder is not None and encoder.static else ()
+        self._forms = [
+            make_update(step, self._own, self._device, obstacle=obstacle, ragged=ragged) for step in made.steps
+        ]
+        self._ragged = ragged if self._device.type == "cpu" and not self._forms[0].static else ()
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": made.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
@@ -237,7 +241,7 @@ class OffPolicyLearner:
     def _gradient_step(self, places: Int64[np.ndarray, " rows"], numbers: dict[str, Tensor]) -> Tensor:
         batch = self._replay.batch(places)
         self._relabel(batch)
-        batch |= self._algorithm.noise(self._random, len(places))
+        batch |= self._algorithm.noise(self._random, len(places)) | self._real_rows(batch)
         which = self._algorithm.which(self.counters.training_step)
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()} | numbers  # the form sends them
         state = {**self._state, "theta": as_leaf(self._state["theta"])}
@@ -248,6 +252,18 @@ class OffPolicyLearner:
         self._state = {name: tensor for name, tensor in after.items() if name != "step"}
         self.counters.training_step += 1
         return metrics
+
+    def _real_rows(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Where the real neighbours of a batch are, for an encoder that then computes those alone.
+
+        A quarter of them is real. With none or one the compiler would take the length for a constant.
+        """
+        found = {}
+        for name in self._ragged:
+            counts = batch[name.replace("real", "counts")]
+            mask = np.arange(batch[name.replace("real", "neighbours")].shape[1]) < counts[:, None]
+            found[name] = np.flatnonzero(mask)
+        return found if all(len(real) > 1 for real in found.values()) else {}
 
     def _relabel(self, batch: dict[str, np.ndarray]) -> None:
         """Draw a share of the preferences anew, for a decision and for what follows it alike.

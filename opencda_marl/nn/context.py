@@ -31,6 +31,7 @@ __all__ = ["ActingEncoder", "Attention", "DeepSets", "Encoder", "Lstm", "encoder
 _Neighbours = Float[Tensor, "rows neighbours features"]
 _Counts = Int[Tensor, " rows"]
 _Ego = Float[Tensor, "rows ego_features"]
+_Real = Int[Tensor, " real"]
 _Context = Float[Tensor, "rows size"]
 
 ActingEncoder = Callable[[_Neighbours, _Counts, _Ego], _Context]
@@ -52,9 +53,25 @@ class Encoder(Protocol):
         """First values of the parameters."""
 
     def encode(
-        self, parameters: Parameters, prefix: str, neighbours: _Neighbours, counts: _Counts, ego: _Ego
+        self,
+        parameters: Parameters,
+        prefix: str,
+        neighbours: _Neighbours,
+        counts: _Counts,
+        ego: _Ego,
+        real: _Real | None = None,
     ) -> _Context:
-        """The context of each row; differentiable."""
+        """The context of each row; differentiable.
+
+        Args:
+            parameters: by name.
+            prefix: of the encoder's own names.
+            neighbours: rows beyond `counts` are absent.
+            counts: real neighbours of each row.
+            ego: features of the row's own vehicle.
+            real: where the real ones stand among `rows * neighbours`, for whoever knows; an encoder with static shapes
+                may then compute those alone, inside of a compiled graph too.
+        """
 
     def acting(self, parameters: Parameters, prefix: str) -> tuple[ActingEncoder, str]:
         """The fastest form for these parameters as they are now, and what it is called.
@@ -80,23 +97,31 @@ def encoder_version(flat: Float[Tensor, " size"]) -> str:
     return hashlib.sha256(flat.detach().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def _masked_rows(neighbours: _Neighbours, counts: _Counts) -> tuple[Tensor, Tensor]:
-    """Rows with their mask as one more feature, absent ones all zero.
+def _rows_to_compute(
+    neighbours: _Neighbours, counts: _Counts, real: _Real | None
+) -> tuple[Float[Tensor, "lines features_and_mask"], Float[Tensor, "rows neighbours"], _Real | None]:
+    """Rows with their mask as one more feature, absent ones all zero or left out.
 
     The weight of that feature is the layer's bias, so that after a relu an absent row is still exactly zero
     and needs no masking in the layers above, as long as they have no bias.
 
     Returns:
-        rows [rows * neighbours, features + 1] and mask [rows, neighbours], 1 where a row is real.
+        the rows, the mask [rows, neighbours] (1 where a row is real), and where the rows belong among all of
+        them; None: they are all there.
     """
     index = torch.arange(neighbours.shape[1], device=counts.device, dtype=counts.dtype)
     mask = (index < counts[:, None]).to(neighbours.dtype)
-    column = mask[..., None]
-    rows = torch.cat([neighbours * column, column], -1)
-    return rows.view(-1, neighbours.shape[-1] + 1), mask
+    if real is None:
+        real = _real_rows(mask)
+    if real is None:
+        column = mask[..., None]
+        rows = torch.cat([neighbours * column, column], -1)
+        return rows.view(-1, neighbours.shape[-1] + 1), mask, None
+    rows = neighbours.reshape(-1, neighbours.shape[-1]).index_select(0, real)
+    return torch.cat([rows, rows.new_ones(len(real), 1)], -1), mask, real
 
 
-def _real_rows(mask: Float[Tensor, "rows neighbours"]) -> Tensor | None:
+def _real_rows(mask: Float[Tensor, "rows neighbours"]) -> _Real | None:
     """Where the real rows are among all, if it pays to compute those alone: a quarter of them is real in the recipe.
 
     None (compute them all, absent ones give zero) where shapes must be static or a count would wait for the device.
@@ -104,6 +129,15 @@ def _real_rows(mask: Float[Tensor, "rows neighbours"]) -> Tensor | None:
     if torch.compiler.is_compiling() or mask.device.type != "cpu" or len(mask) < _MANY:
         return None
     return mask.view(-1).nonzero()[:, 0]
+
+
+def _back_in_place(
+    lines: Float[Tensor, "lines width"], mask: Float[Tensor, "rows neighbours"], real: _Real | None
+) -> Float[Tensor, "rows neighbours width"]:
+    """What was made of the rows, absent ones zero."""
+    if real is not None:
+        lines = lines.new_zeros(mask.numel(), lines.shape[-1]).index_copy(0, real, lines)
+    return lines.view(*mask.shape, lines.shape[-1])
 
 
 def _row_weight(rng: np.random.Generator, features: int, hidden: int) -> np.ndarray:
@@ -149,17 +183,12 @@ class DeepSets:
         neighbours: _Neighbours,
         counts: _Counts,
         ego: _Ego,  # noqa: ARG002 - of the interface: sets look the same to everybody
+        real: _Real | None = None,
     ) -> _Context:
         """See `Encoder`."""
-        rows, mask = _masked_rows(neighbours, counts)
-        real = _real_rows(mask)
-        if real is not None:
-            rows = rows.index_select(0, real)
+        rows, mask, real = _rows_to_compute(neighbours, counts, real)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])  # absent rows stay zero
-        hidden = torch.relu(hidden @ parameters[prefix + "row1"])
-        if real is not None:
-            hidden = hidden.new_zeros(mask.numel(), self._hidden).index_copy(0, real, hidden)
-        hidden = hidden.view(*mask.shape, self._hidden)
+        hidden = _back_in_place(torch.relu(hidden @ parameters[prefix + "row1"]), mask, real)
         mean = hidden.sum(1) / mask.sum(1, keepdim=True).clamp(min=1.0)
         # zero is the least that a real row can give, so absent rows never win the maximum
         pooled = torch.cat([hidden.amax(1), mean], -1)
@@ -215,13 +244,20 @@ class Attention:
         }
 
     def encode(
-        self, parameters: Parameters, prefix: str, neighbours: _Neighbours, counts: _Counts, ego: _Ego
+        self,
+        parameters: Parameters,
+        prefix: str,
+        neighbours: _Neighbours,
+        counts: _Counts,
+        ego: _Ego,
+        real: _Real | None = None,
     ) -> _Context:
         """See `Encoder`."""
-        rows, mask = _masked_rows(neighbours, counts)
+        rows, mask, real = _rows_to_compute(neighbours, counts, real)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])
         heads = (self._heads, self._hidden // self._heads)
-        keys, values = (hidden @ parameters[prefix + "keys_values"]).view(*mask.shape, 2, *heads).unbind(2)
+        both = _back_in_place(hidden @ parameters[prefix + "keys_values"], mask, real)
+        keys, values = both.view(*mask.shape, 2, *heads).unbind(2)
         query = linear(parameters, prefix + "query.", ego).view(len(ego), 1, *heads)
         scores = (keys * query).sum(-1) * query.shape[-1] ** -0.5  # [rows, neighbours, heads]
         weights = torch.softmax(scores + (mask[..., None] - 1.0) * 1e9, 1)
@@ -281,6 +317,7 @@ class Lstm:
         neighbours: _Neighbours,
         counts: _Counts,
         ego: _Ego,  # noqa: ARG002 - of the interface
+        real: _Real | None = None,  # noqa: ARG002 - likewise: packing finds them itself
     ) -> _Context:
         """See `Encoder`."""
         lines, lengths, order = _pack(neighbours, counts)

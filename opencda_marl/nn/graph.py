@@ -12,7 +12,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +55,12 @@ def why_not_compiled(device: torch.device = _CPU) -> str | None:
 
 
 def make_update(
-    function: Update, own: NetworkSettings, device: torch.device, *, obstacle: str | None = None
+    function: Update,
+    own: NetworkSettings,
+    device: torch.device,
+    *,
+    obstacle: str | None = None,
+    ragged: Collection[str] = (),
 ) -> UpdateForm:
     """The form that a learner's settings ask for.
 
@@ -67,6 +72,7 @@ def make_update(
         own: the learner's settings.
         device: of training.
         obstacle: why this function can be neither compiled nor captured, if so.
+        ragged: see `UpdateForm`.
 
     Raises:
         ConfigError: a CUDA graph was demanded and cannot be had.
@@ -77,7 +83,7 @@ def make_update(
     elif own.cuda_graph_update and asked == "eager":
         reason = obstacle or _why_no_graph(device)
         asked, note = ("eager", f"cuda_graph_update: eager, because {reason}") if reason else ("cuda_graph", "")
-    form = UpdateForm(function, asked, device=device, obstacle=obstacle)
+    form = UpdateForm(function, asked, device=device, obstacle=obstacle, ragged=ragged)
     form.note = "; ".join(filter(None, (form.note, note)))
     return form
 
@@ -99,6 +105,7 @@ class UpdateForm:
             on its own arguments. They are also timed, and `note` says so, when `cuda_graph` was asked for.
         device: of the state.
         obstacle: why this function can be neither compiled nor captured, if so.
+        ragged: names of inputs whose first axis has another length at each call; see `static`.
         capturer: what captures; None: CUDA graphs on a CUDA device.
 
     Raises:
@@ -112,9 +119,10 @@ class UpdateForm:
         *,
         device: torch.device = _CPU,
         obstacle: str | None = None,
+        ragged: Collection[str] = (),
         capturer: Capturer | None = None,
     ) -> None:
-        self._function, self._device = function, device
+        self._function, self._device, self._ragged = function, device, tuple(ragged)
         self._asked: UpdateMode = asked
         self._capturer = CudaCapturer(device) if capturer is None and device.type == "cuda" else capturer
         self._compiled: Callable[..., Any] | None = None
@@ -124,6 +132,11 @@ class UpdateForm:
         self.mode: Mode | None = None if asked == "auto" else asked  # None: `auto` has not measured yet
         self.note = ""  # for the init line
         self._refuse_or_yield(obstacle)
+
+    @property
+    def static(self) -> bool:
+        """Inputs must have the same shapes at each call, because this is captured, or may be."""
+        return (self.mode or self._rival) == "cuda_graph"
 
     def _refuse_or_yield(self, obstacle: str | None) -> None:
         """What cannot be had is an error where a graph was demanded; else it is eager and says why."""
@@ -175,10 +188,15 @@ class UpdateForm:
 
     def _call_compiled(self, state: State, inputs: Inputs) -> tuple[State, Tensor]:
         from torch._dynamo import config as dynamo_config
+        from torch._dynamo import mark_dynamic
         from torch._dynamo.exc import TorchDynamoException
 
         if self._compiled is None:
-            self._compiled = torch.compile(_with_code_of_its_own(self._function), fullgraph=True, dynamic=False)
+            dynamic = None if self._ragged else False  # None: what is marked below, and nothing else
+            self._compiled = torch.compile(_with_code_of_its_own(self._function), fullgraph=True, dynamic=dynamic)
+        for name in self._ragged:
+            if name in inputs:
+                mark_dynamic(inputs[name], 0)  # one graph for all lengths
         try:
             # without this setting dynamo refuses torch.autograd.grad inside of a graph
             with dynamo_config.patch(trace_autograd_ops=True), warnings.catch_warnings():

@@ -42,10 +42,11 @@ def adam(
     """
     m = torch.lerp(m, gradient, 1.0 - beta1)
     v = torch.lerp(v, gradient * gradient, 1.0 - beta2)
-    # both corrections as one number each: a root and a division an element, and no more
+    # both corrections as one number each: a root and a division an element, and no more. Stacked, they are numbers in
+    # memory to a compiler too, which would else take both powers anew for every few elements.
     correction = (1.0 - beta2**step).sqrt()
-    size = learning_rate * correction / (1.0 - beta1**step)
-    return theta - size * (m / (v.sqrt() + epsilon * correction)), m, v
+    size, floor = torch.stack((learning_rate * correction / (1.0 - beta1**step), epsilon * correction)).unbind()
+    return theta - size * (m / (v.sqrt() + floor)), m, v
 
 
 def clip_by_norm(gradient: _Vector, largest: float) -> tuple[_Vector, _Number]:

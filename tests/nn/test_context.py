@@ -218,3 +218,18 @@ def test_leaving_absent_rows_out_changes_neither_values_nor_gradients(monkeypatc
     assert context_module._real_rows(torch.ones(300, 6)) is None
     for left, right in zip(ragged, run(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["deepsets", "attention"])
+def test_rows_named_as_real_are_all_that_is_computed(name: str) -> None:
+    encoder, parameters = build(name)
+    neighbours, counts, ego = draw()
+    mask = torch.arange(neighbours.shape[1]) < counts[:, None]
+    real = mask.view(-1).nonzero()[:, 0]
+    found = []
+    for given, where in ((neighbours, None), (torch.where(mask[..., None], neighbours, torch.nan), real)):
+        flat = {key: value.clone().requires_grad_() for key, value in parameters.items()}
+        context = encoder.encode(flat, "c.", given, counts, ego, where)
+        found.append([context, *torch.autograd.grad((context**2).sum(), list(flat.values()))])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch import Tensor
 
 from opencda_marl.core.errors import CompilerError, ConfigError, CudaGraphCaptureError
@@ -55,6 +56,29 @@ def test_compiled_is_equal_and_survives_invalidation() -> None:
             plain, _ = descend({"theta": as_leaf(plain["theta"])}, inputs)
         torch.testing.assert_close(state["theta"], plain["theta"], rtol=1e-12, atol=1e-12)
         form.invalidate()
+
+
+def gather(state: State, inputs: Inputs) -> tuple[State, Tensor]:
+    theta = state["theta"]
+    loss = ((inputs["x"].index_select(0, inputs["real"]) * theta).sum(-1) ** 2).sum()
+    (gradient,) = torch.autograd.grad(loss, theta)
+    return {"theta": (theta - inputs["rate"] * gradient).detach()}, loss.detach()[None]
+
+
+def test_ragged_inputs_are_compiled_once_for_all_lengths() -> None:
+    form = UpdateForm(gather, "compiled", ragged=("real",))
+    assert not form.static
+    compiled = torch._dynamo.utils.counters["stats"]
+    before = compiled["unique_graphs"]
+    for count in (2, 5, 3, 6):
+        state, inputs = arguments()
+        inputs["real"] = torch.randperm(6)[:count]
+        expected, loss = gather(state, inputs)
+        found, other = form({"theta": as_leaf(state["theta"])}, inputs)
+        torch.testing.assert_close(found["theta"], expected["theta"], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(other, loss)
+    if form.mode == "compiled":
+        assert compiled["unique_graphs"] == before + 1
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, faster: str, *others: str) -> None:
@@ -148,6 +172,7 @@ def test_what_cannot_be_compiled_is_eager_when_it_was_not(monkeypatch: pytest.Mo
 
 def test_a_captured_form_is_equal_and_captured_anew_after_invalidation(recorder: Recorder) -> None:
     form = UpdateForm(descend, "cuda_graph", capturer=recorder)
+    assert form.static
     assert form.mode == "cuda_graph"
     state, inputs = arguments()
     plain = state
