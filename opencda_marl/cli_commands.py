@@ -152,16 +152,18 @@ def _train(console: Console, **wanted: Any) -> dict[str, Any]:
     with TrainingDisplay(console) as display:
         result = train(**wanted, listener=display, report=lambda folder: report_on(console, folder))
     if not result.settings.evaluation.final:
+        from opencda_marl.core.verdict import in_words
         from opencda_marl.report import next_line
 
         with unheard(console):
+            console.print(f"{in_words([])[0]}: what is typed next does that", markup=False, soft_wrap=True)
             console.print(next_line(result.run_dir), markup=False, soft_wrap=True)
     return {**result.last, "run_dir": str(result.run_dir)}
 
 
 @app.command()
 def evaluate(
-    policy: Annotated[str, typer.Argument(help="Run, checkpoint, or random, full_speed, priority, rule_based.")],
+    policy: Annotated[str, typer.Argument(help="Run, checkpoint, bundled:NAME, or a controller; see 'list'.")],
     overrides: Overrides = None,
     profile: MaybeProfile = None,
     config_root: ConfigRoot = None,
@@ -169,11 +171,16 @@ def evaluate(
         str | None, typer.Option(metavar="A:B", help="Held-out traffic, half-open; one episode a seed.")
     ] = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="Fewer than there are seeds.")] = None,
+    compare: Annotated[
+        bool, typer.Option(help="Let random, full_speed and priority drive the same traffic, and say who is better.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Drive held-out traffic without learning."""
     from opencda_marl.config import from_run_folder
+    from opencda_marl.core.verdict import RIVALS
     from opencda_marl.display_results import following, show_evaluation
+    from opencda_marl.env import CONTROLLERS
 
     console = _console(as_json)
     chosen = None if seeds is None else _seeds(seeds)
@@ -199,6 +206,7 @@ def evaluate(
             seeds=chosen,
             episodes=episodes,
             progress=lambda done, total: progress("held-out traffic", done, total),
+            rivals=RIVALS if compare and policy not in CONTROLLERS.targets() else (),
         )
     if as_json:
         emit(answer)
@@ -288,7 +296,7 @@ def config_reference(
 @app.command("list")
 def list_things(
     what: Annotated[
-        Literal["profiles", "learners", "encoders", "controllers", "rewards", "observations"] | None,
+        Literal["profiles", "learners", "encoders", "controllers", "rewards", "observations", "policies"] | None,
         typer.Argument(help="One kind; all of them when left out."),
     ] = None,
     config_root: ConfigRoot = None,
@@ -297,12 +305,15 @@ def list_things(
     """What can be chosen by name."""
     from opencda_marl.config import list_profiles
     from opencda_marl.display import show_table
+    from opencda_marl.policies.catalogue import BUNDLED, about_bundled, bundled_names
 
     tables = {table.group.rpartition(".")[2]: table for table in name_tables().values()}
     found = {"profiles": list_profiles(config_root)} if what in (None, "profiles") else {}
     for kind, table in tables.items():
         if what in (None, kind):
             found[kind] = [(name, table.about(name)) for name in sorted(table.targets())]
+    if what in (None, "policies"):
+        found["policies"] = [(f"{BUNDLED}{name}", about_bundled(name)) for name in bundled_names()]
     if as_json:
         emit({kind: [{"name": name, "about": about} for name, about in rows] for kind, rows in found.items()})
         return
@@ -337,6 +348,27 @@ def runs_list(root: Runs = Path("runs"), as_json: AsJson = False) -> None:
         emit({"root": str(root), "runs": rows})
     else:
         show_runs(_console(False), rows, root)
+
+
+@runs_app.command("export")
+def runs_export(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint), or a checkpoint.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
+    about: Annotated[str, typer.Option(help="A line on it, for lists.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a policy alone: what acting needs, without optimiser, stored rows and replay."""
+    from opencda_marl.core.run_folder import typed
+    from opencda_marl.policies.export import export_policy
+
+    with quiet_stdout(as_json):
+        answer = export_policy(source, out, about=about, replacing=force)
+    if as_json:
+        emit(answer)
+        return
+    said = f"{typed(out)}: {answer['bytes'] / 1024:.0f} KiB. Next: opencda-marl evaluate {typed(out)} --seeds 9000:9030"
+    _console(False).print(said, markup=False, soft_wrap=True)
 
 
 @runs_app.command("clean")

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from opencda_marl.core.run_folder import RunFolder
 from opencda_marl.core.speech import counted, number, percent, seconds
+from opencda_marl.core.verdict import in_words
 from opencda_marl.display import show_facts, show_table, unheard
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def following(
         console: to write to.
         clock: [s]; for tests.
     """
-    began: dict[str, float] = {}
+    began: dict[str, tuple[float, int]] = {}  # when it was first heard of, and how much was done then
     said_at = 0.0
     with console.status("starting") if console.is_terminal else nullcontext() as status:
 
@@ -53,10 +54,10 @@ def following(
             nonlocal said_at
             now = clock()
             new = what not in began
-            since = began.setdefault(what, now)
+            since, before = began.setdefault(what, (now, done))
             words = f"{what} …" if not total else f"{what}: {done} of {counted(total, 'episode')}"
-            if total and done:
-                words += f", {seconds((now - since) * (total - done) / done)} left"
+            if total and done > before:  # a pace needs something that was done while we listened
+                words += f", {seconds((now - since) * (total - done) / (done - before))} left"
             if status is not None:
                 status.update(words)
             elif new or now - said_at >= _EVERY:
@@ -93,6 +94,10 @@ def show_report(console: Console, report: Report) -> None:
     console.print()
     show_table(console, list(COLUMNS.values()), rows, title="Held-out traffic, the same for everybody")
     console.print()
+    for line in report.verdict:
+        console.print(line, markup=False, soft_wrap=True)
+    if report.verdict:
+        console.print()
     for said in (*([report.table] if report.table else []), *report.plots, *report.notes):
         console.print(str(said), markup=False, soft_wrap=True)
     console.print(report.next, markup=False, soft_wrap=True)
@@ -116,8 +121,11 @@ def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
         "near-misses": f"{percent(answer['near_miss_rate'])} %",
         "delay": f"{number(answer['mean_delay_s'])} s (inside {number(answer['mean_delay_inside_s'])} s)",
         "travel time": f"{number(answer['mean_travel_time_s'])} s",
+        "stops": f"{number(answer['stops_per_vehicle'], 2)} a vehicle",
+        "jerk": f"{number(answer['mean_jerk'], 2)} m/s^3",
         "throughput": f"{number(answer['throughput_vph'], 0)} vehicles/h",
-        "at the end": f"{number(answer['running_at_end'])} inside, {number(answer['waiting_at_end'])} waiting",
+        "at the end": f"{number(answer['running_at_end'])} inside, {number(answer['waiting_at_end'])} waiting; "
+        f"longest wait {number(answer['longest_wait_s'])} s{', congested' if answer['congested'] else ''}",
         "overridden": "-"
         if answer["overridden_share"] is None
         else f"{percent(answer['overridden_share'])} % of commands",
@@ -125,6 +133,8 @@ def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
         "return": number(answer["return"], 3),
     }
     show_facts(console, figures)
+    for line in in_words(answer["comparison"]) if "comparison" in answer else ():
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _preference(value: str | Sequence[float]) -> str:

@@ -26,10 +26,12 @@ from opencda_marl.core.run_folder import best_checkpoint, typed
 from opencda_marl.core.seeds import Branch, generator
 from opencda_marl.core.spec import Action, Observation
 from opencda_marl.core.state import Driver, Schedule
+from opencda_marl.core.verdict import judge
 from opencda_marl.env import CONTROLLERS
-from opencda_marl.env.controllers import make_controller
+from opencda_marl.env.controllers import SUMO_DRIVES, make_controller
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import objective_weights, recorded
+from opencda_marl.policies.catalogue import BUNDLED, find_bundled
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Policy", "evaluate", "find_policy", "run_episodes"]
@@ -48,12 +50,15 @@ class Policy:
 
 
 def find_policy(policy: str | Path) -> Policy:
-    """A controller's name, a checkpoint, or a run folder (its best checkpoint, else its latest).
+    """A controller's name, `bundled:NAME`, a checkpoint, or a run folder (its best checkpoint, else its latest).
 
     Raises:
-        CheckpointError: it is neither.
+        CheckpointError: it is none of these.
     """
     name = str(policy)
+    if name.startswith(BUNDLED):
+        checkpoint = read_checkpoint(find_bundled(name))
+        return Policy(name, checkpoint.path, checkpoint.path, checkpoint.extra.get("profile"))
     if name in CONTROLLERS.targets():
         return Policy(name, None, None, None)
     path = Path(policy)
@@ -80,6 +85,7 @@ def evaluate(
     episodes: int | None = None,
     trajectory: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    rivals: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Drive held-out episodes and pool the figures.
 
@@ -90,7 +96,8 @@ def evaluate(
         seeds: of the traffic, one episode each; None: `evaluation.seeds`.
         episodes: how many of them; None: all.
         trajectory: file for the first episode's trajectories.
-        progress: hears (episodes done, episodes in all).
+        progress: hears (episodes done, episodes in all), those of rivals included.
+        rivals: controllers that drive the same traffic afterwards, for `comparison` (see core/verdict.py).
 
     Raises:
         ConfigError: no settings, or more episodes than seeds.
@@ -103,17 +110,20 @@ def evaluate(
         settings = from_run_folder(found.folder)
     settings = _for_evaluation(settings)
     chosen = _chosen(seeds if seeds is not None else range(*settings.evaluation.seeds), episodes)
+    if found.name in SUMO_DRIVES:
+        settings = _under_its_rule(settings, found.name)
     roads = make_roads(settings)
     traffic = evaluation_traffic(settings, roads, chosen)
-    if found.name == "priority":
+    if found.name in SUMO_DRIVES:
         traffic = _all_human(traffic)
+    heard = None if progress is None else _from(progress, 0, len(chosen) * (1 + len(rivals)))
     with (
         quiet_process(None if found.checkpoint is None else settings.threads),
         closing(make_env(settings, traffic=traffic)) as env,
         _driver(found, settings, env) as act,
     ):
-        records = run_episodes(env, act, len(chosen), trajectory, progress)
-    return {
+        records = run_episodes(env, act, len(chosen), trajectory, heard)
+    answer = {
         "policy": found.name,
         "profile": profile or found.profile,
         **pool(records, weights=objective_weights(settings)),
@@ -124,6 +134,18 @@ def evaluate(
         "preference": _preference(settings),
         "per_episode": [_short(record) for record in records],
     }
+    if not rivals:
+        return answer
+    beside = []
+    for index, rival in enumerate(rivals, start=1):
+        heard = None if progress is None else _from(progress, index * len(chosen), len(chosen) * (1 + len(rivals)))
+        beside.append(evaluate(rival, settings=settings, seeds=chosen, progress=heard))
+    return {**answer, "comparison": judge([answer, *beside], found.name, rivals)}
+
+
+def _from(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
+    """Progress of a part, told as progress of the whole."""
+    return lambda done, _part: progress(before + done, total)
 
 
 def run_episodes(
@@ -143,6 +165,7 @@ def run_episodes(
         progress: hears (done, in all).
     """
     records = []
+    env.measure_comfort(True)
     for episode in range(1, episodes + 1):
         traced = trajectory is not None and episode == 1
         env.record_trajectory(traced)
@@ -189,6 +212,19 @@ def _chosen(seeds: range, episodes: int | None) -> range:
     return seeds[:wanted]
 
 
+def _under_its_rule(settings: RunSettings, name: str) -> RunSettings:
+    """The same crossing in the form that the controller needs."""
+    network = SUMO_DRIVES[name]
+    if network is None:
+        return settings
+    if settings.scenario.network not in ("intersection", network):
+        raise ConfigError(
+            f"{name} needs a form of the crossing of its own, and there is none of {settings.scenario.network!r}",
+            fix="leave this controller out, or set scenario.network=intersection",
+        )
+    return replace(settings, scenario=replace(settings.scenario, network=network))
+
+
 def _all_human(traffic: Traffic) -> Traffic:
     """The simulator's own drivers and right of way for every vehicle."""
 
@@ -227,6 +263,7 @@ def _short(record: EpisodeRecord) -> dict[str, Any]:
     return {
         "seed": record.seed,
         "scheduled": counts.scheduled,
+        "departed": record.departed,
         "arrived": counts.arrived,
         "collided": counts.collided,
         "removed": counts.removed,

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["learning_plot", "rolling", "traffic_plot"]
+__all__ = ["learning_plot", "pooled", "rolling", "traffic_plot"]
 
 _SMOOTH = 20  # episodes
+_MARKS = 6  # on the axis of minutes, about
 _FAST = 18.0  # [m/s] end of the colour scale
 _SPEEDS = "viridis"
 _CRASH = "#c8442f"
@@ -36,6 +37,7 @@ _STYLE = {
     "font.size": 10,
     "figure.constrained_layout.use": True,
 }
+_WEIGHTS = {"success_rate": "vehicles", "collision_rate": "vehicles", "mean_delay_s": "arrived"}
 _COLOURS = {"success_rate": "#1b7f5c", "collision_rate": "#c8442f", "return": "#2c5fa8", "mean_delay_s": "#8a5a00"}
 
 
@@ -48,6 +50,22 @@ def rolling(values: Sequence[float | None], width: int = _SMOOTH) -> np.ndarray:
     sums[width:] -= sums[:-width].copy()
     counts[width:] -= counts[:-width].copy()
     means: np.ndarray = np.divide(sums, counts, out=np.full(len(numbers), np.nan), where=counts > 0)
+    return means
+
+
+def pooled(lines: Sequence[Mapping[str, Any]], name: str, weight: str, width: int = _SMOOTH) -> np.ndarray:
+    """A rate over the vehicles of the last `width` episodes, as `runs list` pools it; NaN without vehicles. [lines]
+
+    Args:
+        lines: of episodes.jsonl.
+        name: the rate, or mean, of an episode.
+        weight: the field that says over how many vehicles it is.
+        width: episodes.
+    """
+    weights = [0.0 if line[name] is None else float(line[weight]) for line in lines]
+    sums = rolling([w * (line[name] or 0.0) for w, line in zip(weights, lines, strict=True)], width)
+    counts = rolling(weights, width)
+    means: np.ndarray = np.divide(sums, counts, out=np.full(len(lines), np.nan), where=counts > 0)
     return means
 
 
@@ -74,7 +92,10 @@ def learning_plot(episodes: Sequence[Mapping[str, Any]], metrics: Sequence[Mappi
             axis.set_xlabel("environment steps [thousands]")
         for axis in axes[0]:
             _minutes_above(axis, steps, episodes)
-        figure.suptitle(f"Learning, {len(episodes)} episodes: each, and the mean of the last {_SMOOTH}")
+        figure.suptitle(
+            f"Learning, {len(episodes)} episodes: each, and the last {_SMOOTH} together "
+            "(rates and delay over their vehicles; return: mean of episodes)"
+        )
     return out
 
 
@@ -159,7 +180,8 @@ def _curve(
     values = [line[name] for line in episodes]
     each = np.array([np.nan if value is None else scale * value for value in values])
     axis.plot(steps, each, ".", ms=3, alpha=0.35, color=_COLOURS[name])
-    axis.plot(steps, scale * rolling(values), lw=2, color=_COLOURS[name], label="training")
+    mean = rolling(values) if name not in _WEIGHTS else pooled(episodes, name, _WEIGHTS[name])
+    axis.plot(steps, scale * mean, lw=2, color=_COLOURS[name], label="training")
     if name in held_out:
         points = np.array(held_out[name])
         axis.plot(points[:, 0], scale * points[:, 1], "D", ms=5, mec="white", color=_INK, label="held-out")
@@ -187,17 +209,16 @@ def _held_out(
 
 
 def _minutes_above(axis: Axes, steps: np.ndarray, episodes: Sequence[Mapping[str, Any]]) -> None:
-    minutes: np.ndarray = np.cumsum([line["wall_s"] for line in episodes]) / 60.0
     if len(steps) < 2:
         return
+    from matplotlib.ticker import MaxNLocator
 
-    def to_minutes(at: Any) -> Any:
-        return np.interp(at, steps, minutes)
-
-    def to_steps(at: Any) -> Any:
-        return np.interp(at, minutes, steps)
-
-    upper = axis.secondary_xaxis("top", functions=(to_minutes, to_steps))
+    minutes: np.ndarray = np.cumsum([0.0, *(line["wall_s"] for line in episodes)]) / 60.0
+    marks = np.asarray(MaxNLocator(_MARKS).tick_values(0.0, float(minutes[-1])))
+    marks = marks[(marks >= 0.0) & (marks <= minutes[-1])]
+    upper = axis.secondary_xaxis("top")
+    # fixed places: an axis that is computed goes on beyond the run, where there is no time
+    upper.set_xticks(np.interp(marks, minutes, np.append(0.0, steps)), [f"{mark:g}" for mark in marks])
     upper.set_xlabel("minutes of training")
 
 

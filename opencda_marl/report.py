@@ -19,6 +19,7 @@ from opencda_marl.core.files import storage_error, write_whole, writing
 from opencda_marl.core.machine import cores
 from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, typed
 from opencda_marl.core.stopping import StopRequest
+from opencda_marl.core.verdict import in_words, judge
 from opencda_marl.journal import recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
@@ -54,6 +55,7 @@ class Report:
     plots: list[Path]
     next: str  # one line: where everything is, what to type next
     notes: list[str] = field(default_factory=list)  # what could not be written
+    verdict: list[str] = field(default_factory=list)  # whom the policy beats, and whom it does not
 
 
 def final_report(
@@ -118,14 +120,16 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
         except (StorageError, OSError) as error:
             notes.append(f"note: {error}")
     table = next((path for path in made if path.suffix == ".md"), None)
-    return Report(rows, checkpoint, table, [path for path in made if path != table], next_line(run), notes)
+    plots = [path for path in made if path != table]
+    return Report(rows, checkpoint, table, plots, next_line(run), notes, in_words(judge(rows, rows[0]["policy"])))
 
 
 def _write_table(run: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     table = run / "plots" / "comparison.md"
     with writing(table):
         table.parent.mkdir(exist_ok=True)
-    write_whole(table, markdown(rows).encode())
+    said = "".join(f"- {line}\n" for line in in_words(judge(rows, rows[0]["policy"])))
+    write_whole(table, f"{markdown(rows)}\n{said}".encode())
     write_whole(table.with_suffix(".json"), json.dumps(rows, indent=1).encode())
     return table
 

@@ -6,6 +6,8 @@ collision_rate        collided / (arrived + collided + removed)
 near_miss_rate        vehicles with a near-miss / vehicles that departed
 delay                 of an arrived vehicle: exit time - scheduled time - free-flow time of its movement
 delay_inside          the same from its departure
+stops_per_vehicle     times that somebody came to a stand (below 0.1 m/s, after above 1 m/s) / vehicles that departed
+mean_jerk             |change of acceleration| / time, mean over all vehicles and steps
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ class EpisodeRecord:
     delay_inside_sum: float = 0.0  # [s]
     travel_time_sum: float = 0.0  # [s] from departure to arrival
     longest_wait: float = 0.0  # [s] outside
+    stops: int | None = None  # vehicles coming to a stand; None: not measured
+    jerk_sum: float = 0.0  # [m/s^3] |jerk| over vehicle-steps
+    jerk_steps: int = 0  # vehicle-steps in it
     commanded: int = 0  # vehicle-steps with a target speed
     overridden: int = 0
     returns: list[float] = field(default_factory=list)  # [objectives] sums over vehicles, undiscounted
@@ -81,6 +86,7 @@ def pool(records: Iterable[EpisodeRecord], *, weights: list[float] | None = None
     departed = sum(r.departed for r in rows)
     seconds = sum(r.seconds for r in rows)
     measured = all(r.near_missed is not None for r in rows)
+    comfort = all(r.stops is not None for r in rows)
     gained = 0.0
     for r in rows:
         gained += sum(w * v for w, v in zip(weights or [1.0] * len(r.returns), r.returns, strict=True))
@@ -97,6 +103,8 @@ def pool(records: Iterable[EpisodeRecord], *, weights: list[float] | None = None
         "throughput_vph": _share(arrived * 3600.0, seconds),
         "running_at_end": _share(sum(r.accounting.running for r in rows), len(rows)),
         "waiting_at_end": _share(sum(r.accounting.waiting for r in rows), len(rows)),
+        "stops_per_vehicle": _share(sum(r.stops or 0 for r in rows), departed) if comfort else None,
+        "mean_jerk": _share(sum(r.jerk_sum for r in rows), sum(r.jerk_steps for r in rows)),
         "longest_wait_s": max((r.longest_wait for r in rows), default=0.0),
         "congested": any(r.congested for r in rows),
         "overridden_share": _share(sum(r.overridden for r in rows), sum(r.commanded for r in rows)),

@@ -82,8 +82,9 @@ class Speech:
         self._unsaid = []
         self._said_at = self._clock()
         return [
-            f"episode {last['episode']}  return {number(mean['return'], 2)}  success {percent(mean['success'])} %  "
-            f"collisions {percent(mean['collisions'])} %  {number(mean['ms'], 2)} ms/step "
+            f"episode {last['episode']}  {number(mean['rate'], 0)} vph  return {number(mean['return'], 2)}  "
+            f"success {percent(mean['success'])} %  collisions {percent(mean['collisions'])} %  "
+            f"delay {number(mean['delay'])} s  {number(mean['ms'], 2)} ms/step "
             f"({spans_in_words(mean['spans'], ' ')})  "
             f"{percent(self._progress)} % done, {seconds(self._eta)} left"
         ]

@@ -13,6 +13,8 @@ CONTROLLERS = Table(
             ("random", "Random"),
             ("full_speed", "FullSpeed"),
             ("priority", "Priority"),
+            ("all_way_stop", "Priority"),
+            ("signals", "Priority"),
             ("rule_based", "RuleBased"),
         )
     },
@@ -20,6 +22,8 @@ CONTROLLERS = Table(
         "random": "a uniformly random share of the envelope, drawn anew at each decision",
         "full_speed": "as fast as the limits and comfortable braking allow, whoever is in the way",
         "priority": "SUMO's own drivers under its own right of way",
+        "all_way_stop": "SUMO's own drivers at a four-way stop",
+        "signals": "SUMO's own drivers at traffic lights",
         "rule_based": "first come, first served: reserves its time in every conflict zone, keeps its distance",
     },
 )

@@ -18,7 +18,15 @@ from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.reservation import HOLD, Reservation
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Controller", "FullSpeed", "Priority", "Random", "RuleBased", "make_controller"]
+__all__ = ["SUMO_DRIVES", "Controller", "FullSpeed", "Priority", "Random", "RuleBased", "make_controller"]
+
+
+SUMO_DRIVES: dict[str, str | None] = {
+    "priority": None,
+    "all_way_stop": "intersection_all_way_stop",
+    "signals": "intersection_signals",
+}
+"""Controllers under which all vehicles are SUMO's, and the form of the crossing that they need; None: as it is."""
 
 
 class Controller(Protocol):
@@ -79,6 +87,8 @@ class FullSpeed:
 class Priority:
     """The simulator's own drivers: the traffic is made with `Driver.HUMAN` for all, so nobody asks this one.
 
+    Which rule they keep, right of way, stop signs or lights, is the network's (`SUMO_DRIVES`).
+
     Args:
         settings, roads, conflicts, rng: not used.
     """
@@ -94,7 +104,7 @@ class Priority:
         """
         if len(observation):
             raise OpenCDAError(
-                f"the controller 'priority' was asked to drive {len(observation)} vehicles, but SUMO drives for it",
+                f"a controller whose vehicles are all SUMO's was asked to drive {len(observation)} vehicles",
                 fix="make the traffic with human drivers only (demand.cav_share=0, demand.others=human)",
             )
         return Action(np.zeros((0, 1), np.float32))

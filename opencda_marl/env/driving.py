@@ -107,6 +107,7 @@ class DrivingEnv:
         self._book: Book | None = None
         self._trajectory: Trajectory | None = None
         self._recording = False
+        self._comfort = False
         self._done = True
 
     @property
@@ -129,7 +130,15 @@ class DrivingEnv:
         """
         schedule, seed, traffic_seed = self._traffic(episode)
         self.state = self._simulator.reset(schedule, seed)
-        self._book = Book(self._settings, self._free_flow, schedule, traffic_seed, self._parts, measured=self._looks)
+        self._book = Book(
+            self._settings,
+            self._free_flow,
+            schedule,
+            traffic_seed,
+            self._parts,
+            measured=self._looks,
+            comfort=self._comfort,
+        )
         self._trajectory = Trajectory() if self._recording else None
         self._ruled = bool((schedule.drivers == Driver.RULE).any())
         self._ledger.clear()
@@ -171,6 +180,10 @@ class DrivingEnv:
     def record_trajectory(self, wanted: bool) -> None:
         """Keep the tracks of the episodes that begin from now on, or stop doing so."""
         self._recording = wanted
+
+    def measure_comfort(self, wanted: bool) -> None:
+        """Measure stops and jerk in the episodes that begin from now on, or stop doing so."""
+        self._comfort = wanted
 
     def trajectory(self) -> dict[str, np.ndarray]:
         """The tracks of this episode so far, see `Trajectory.arrays`; empty if they were not wanted."""

@@ -31,6 +31,7 @@ HOLD = 0.5
 _GRID = 0.1  # [s] between the points of a track
 _POINTS = 201  # 20 s
 _NEW, _KEPT, _STRANGER = 0.4, 0.0, 1.0  # [s] free time around a reservation: to get in, to stay in, of strangers
+_BUFFER = 0.75  # [m] who waits does so this far before the zone: tracks are followed to a few decimetres
 _LAUNCH, _RUN_UP = 2.0, 12.0  # [m/s^2], [m/s] who waits for its time may take a run-up to enter at speed
 _STANDOFF, _SOFT = 3.0, 2.5  # [m], [m/s^2] who has no time yet stops so far before the zone, braking so hard
 _SPEED, _PROGRESS, _DEPARTED = int(Field.SPEED), int(Field.PROGRESS), int(Field.DEPARTED_AT)
@@ -176,8 +177,8 @@ def _plan_one(
         for k in range(count):
             j = others[k]
             zone = tables.zones[route, routes[j]]
-            # comparisons with NaN (no zone) are false
-            if waiting[k] or not (zone[0] < entry and start[0] < zone[1] + length):
+            # comparisons with NaN (no zone) are false; who is in a zone clears it, and the others wait
+            if waiting[k] or not (zone[0] < entry and start[0] <= zone[0]):
                 continue
             margin = _STRANGER if not ours[j] else (_KEPT if first[i, j] else _NEW)
             clash = _clash(track, zone, length, tracks[j], margin)
@@ -186,7 +187,7 @@ def _plan_one(
         if worst < 0:
             break
         waiting[worst] = True
-        points[waits], times[waits] = entry, until
+        points[waits], times[waits] = entry - _BUFFER, until
         waits += 1
     tracks[i] = track
     for k in range(count):

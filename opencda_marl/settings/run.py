@@ -24,7 +24,9 @@ class EvaluationSettings:
     rates_vph: Annotated[list[float], Between(0, 3000)] = field(
         default_factory=lambda: [200.0, 300.0, 400.0]
     )  # [vehicles/h/lane] each
-    controllers: list[str] = field(default_factory=lambda: ["random", "priority", "rule_based"])  # beside the policy
+    controllers: list[str] = field(
+        default_factory=lambda: ["random", "full_speed", "priority", "rule_based"]
+    )  # beside the policy
     final: bool = False  # at the end of a run: the table and the plots
 
 

@@ -164,6 +164,7 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
         plots: list[Path]
         next: str
         notes: list[str]
+        verdict: list[str]
 
     def final_report(run: Path, *, progress: Callable[[str, int, int], None]) -> Report:
         progress("held-out traffic", 0, 120)
@@ -174,6 +175,7 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
             [run / "learning.png"],
             "type this next",
             ["note: the disk is full"],
+            ["does NOT beat full speed"],
         )
 
     report = stand_in("report", final_report=final_report, cell=lambda name, value: f"{value}")
@@ -182,7 +184,14 @@ def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[.
     assert said.code == 0, said.err
     assert said.out.count("held-out traffic: 0 of 120 episodes") == 1
     assert not any(line.endswith(" ") for line in said.out.splitlines())
-    for words in ("random", "0.43", "learning.png", "type this next", "note: the disk is full"):
+    for words in (
+        "random",
+        "0.43",
+        "learning.png",
+        "type this next",
+        "note: the disk is full",
+        "does NOT beat full speed",
+    ):
         assert words in said.out
 
 
@@ -308,7 +317,7 @@ def test_config_reference(typed: Typed) -> None:
 
 def test_list(typed: Typed) -> None:
     found = typed("list", "--json").answer
-    assert {*found} == {"profiles", "learners", "encoders", "controllers", "rewards", "observations"}
+    assert {*found} == {"profiles", "learners", "encoders", "controllers", "rewards", "observations", "policies"}
     names = {kind: {row["name"] for row in rows} for kind, rows in found.items()}
     assert {"mappo", "pcmappo"} <= names["learners"]
     assert {"lstm", "attention", "deepsets"} <= names["encoders"]

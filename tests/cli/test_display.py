@@ -62,7 +62,8 @@ def test_a_pipe_gets_a_line_every_ten_seconds_averaged_over_what_came_since() ->
     assert said[0] == "run: runs/x"
     assert said[1] == "init: algorithm=pcmappo  device=cpu"
     assert [text.split("  ")[0] for text in said[2:]] == ["episode 1", "episode 4", "episode 7"]
-    assert "return -2.00" in said[2]
+    assert "episode 1  300 vph  return -2.00" in said[2]
+    assert "delay 1.5 s" in said[2]
     assert "0.50 ms/step (tick 0.12 act 0.25 log 0.06)" in said[2]
     assert "10.0 % done, 0:30 left" in said[2]
     assert "\x1b" not in out.getvalue()
@@ -163,6 +164,21 @@ def test_progress_in_a_pipe_is_a_line_every_15_seconds() -> None:
         "held-out traffic: 90 of 120 episodes, 0:15 left",
         "held-out traffic: 120 of 120 episodes, 0:00 left",
         "plots …",
+    ]
+
+
+def test_a_pace_needs_something_that_was_done_since() -> None:
+    """The first word may come with the first episode: how long that took is not known."""
+    console, out = plain()
+    now = [100.0]
+    with following(console, clock=lambda: now[0]) as tell:
+        for done in (1, 2, 3):
+            tell("held-out traffic", done, 4)
+            now[0] += 20.0
+    assert out.getvalue().splitlines() == [
+        "held-out traffic: 1 of 4 episodes",
+        "held-out traffic: 2 of 4 episodes, 0:40 left",
+        "held-out traffic: 3 of 4 episodes, 0:20 left",
     ]
 
 

@@ -91,6 +91,37 @@ def test_controllers_differ_as_they_should() -> None:
     assert len({tuple(row) for row in scheduled.values()}) == 1  # the same traffic for everybody
 
 
+def test_the_crossing_under_other_rules() -> None:
+    seeds = range(9000, 9002)
+    names = ("priority", "all_way_stop", "signals")
+    found = {name: evaluate(name, settings=_settings(), seeds=seeds) for name in names}
+    assert {answer["collision_rate"] for answer in found.values()} == {0.0}
+    assert len({tuple(row["scheduled"] for row in answer["per_episode"]) for answer in found.values()}) == 1
+    assert len({answer["mean_delay_s"] for answer in found.values()}) == 3  # three rules, three ways to be late
+    assert found["all_way_stop"]["stops_per_vehicle"] > 0.5
+    elsewhere = _settings()
+    elsewhere = replace(elsewhere, scenario=replace(elsewhere.scenario, network="elsewhere.net.xml"))
+    with pytest.raises(ConfigError, match="signals needs a form of the crossing of its own"):
+        evaluate("signals", settings=elsewhere, seeds=seeds)
+
+
+def test_rivals_drive_the_same_traffic(run: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    seeds, settings = range(9000, 9002), _settings("max_steps=300")
+    answer = evaluate(
+        run,
+        settings=settings,
+        seeds=seeds,
+        progress=lambda done, total: heard.append((done, total)),
+        rivals=["random", "priority"],
+    )
+    assert heard == [(done, 6) for done in range(1, 7)]
+    assert [one["rival"] for one in answer["comparison"]] == ["random", "priority"]
+    alone = evaluate("random", settings=settings, seeds=seeds)
+    assert answer["comparison"][0]["collision_rate"] == [answer["collision_rate"], alone["collision_rate"]]
+    json.dumps(answer)
+
+
 def test_held_out_traffic_is_not_that_of_training() -> None:
     settings = _settings()
     roads = make_roads(settings)

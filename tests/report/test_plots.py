@@ -12,7 +12,7 @@ from PIL import Image
 from opencda_marl.assemble import make_roads
 from opencda_marl.core.errors import StorageError
 from opencda_marl.core.state import FIELDS, Ending, Field
-from opencda_marl.plots import learning_plot, rolling, traffic_plot
+from opencda_marl.plots import _minutes_above, learning_plot, pooled, rolling, traffic_plot
 from opencda_marl.settings.run import RunSettings
 
 
@@ -35,8 +35,41 @@ def test_rolling_mean_by_brute_force(width: int) -> None:
     assert np.allclose(rolling(values, width), expected, equal_nan=True)
 
 
+def test_rates_are_pooled_over_vehicles_as_lists_of_runs_do() -> None:
+    lines = [_line(1, success_rate=1.0, vehicles=1), _line(2, success_rate=0.5, vehicles=9)]
+    lines += [_line(3, success_rate=None, vehicles=0), _line(4, success_rate=0.0, vehicles=10)]
+    assert pooled(lines, "success_rate", "vehicles").tolist() == pytest.approx([1.0, 0.55, 0.55, 5.5 / 20])
+    assert pooled(lines, "success_rate", "vehicles", 1)[1] == 0.5
+    assert np.isnan(pooled(lines[2:3], "success_rate", "vehicles")[0])
+    delays = [_line(1, mean_delay_s=None, arrived=0), _line(2, mean_delay_s=3.0, arrived=2)]
+    assert pooled(delays, "mean_delay_s", "arrived")[1] == 3.0
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.5, 60.0])
+def test_minutes_above_neither_overlap_nor_go_beyond_the_run(tmp_path: Path, seconds: float) -> None:
+    from matplotlib.figure import Figure
+
+    lines = [_line(k, wall_s=seconds * (10 if k == 1 else 1)) for k in range(1, 6)]  # the first one compiles
+    figure = Figure(figsize=(5.5, 3.5))
+    axis = figure.subplots()
+    steps = np.array([line["env_steps"] for line in lines]) / 1e3
+    axis.plot(steps, steps)
+    _minutes_above(axis, steps, lines)
+    figure.draw_without_rendering()
+    (upper,) = axis.child_axes
+    places, labels = upper.get_xticks(), [label.get_text() for label in upper.get_xticklabels()]
+    assert 2 <= len(places) <= 9
+    assert places.max() <= steps[-1]
+    assert [float(text) for text in labels] == sorted({float(text) for text in labels})
+    total = sum(line["wall_s"] for line in lines) / 60.0
+    assert float(labels[-1]) <= total
+    half = np.interp(float(labels[1]), np.cumsum([0.0, *(line["wall_s"] for line in lines)]) / 60.0, [0.0, *steps])
+    assert places[1] == pytest.approx(half)
+
+
 def _line(episode: int, **changes: Any) -> dict[str, Any]:
     line = {"episode": episode, "env_steps": 2400 * episode, "wall_s": 1.5, "success_rate": 0.5, "collision_rate": 0.4}
+    line |= {"vehicles": 20, "arrived": 10}
     return {**line, "return": -3.0, "mean_delay_s": 2.0, **changes}
 
 

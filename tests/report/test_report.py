@@ -41,6 +41,7 @@ def _run(path: Path, episodes: tuple[int, ...], best: int) -> Path:
 def _row(policy: str, rate: float, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"policy": policy, "rate_vph": rate, "vehicles": 30, "throughput_vph": 1234.4}
     row |= {"success_rate": 0.9, "collision_rate": 0.1, "near_miss_rate": None, "mean_delay_s": 2.0}
+    row["per_episode"] = [{"seed": 1, "scheduled": 40, "arrived": 27, "collided": 3, "removed": 0}]
     return row | {"running_at_end": 3.25, "waiting_at_end": 0.0} | changes
 
 
@@ -103,7 +104,11 @@ def test_the_checkpoint_is_chosen_on_other_seeds_than_it_is_reported_on(
         *((name, rate) for name in ("random", "priority") for rate in (200.0, 300.0)),
     ]
     assert json.loads((run / "plots" / "comparison.json").read_text()) == report.rows
-    assert report.table.read_text() == markdown(report.rows)
+    said = [f"cannot be told from {name} at {rate} vph" for name in ("random", "priority") for rate in (200, 300)]
+    found = [line.partition(":")[0].replace("driving ", "").replace("SUMO's priority rule", "priority")
+             for line in report.verdict]  # fmt: skip
+    assert found == [*said, "not compared with full speed", found[-1]]
+    assert report.table.read_text() == markdown(report.rows) + "\n" + "".join(f"- {x}\n" for x in report.verdict)
     assert (run / "plots" / "learning.png").is_file()
     assert str(run) in report.next
 

@@ -1,0 +1,131 @@
+"""Does a policy beat simple drivers on the same traffic? Two questions, each beyond chance, and the answer in words.
+
+1. Do fewer of its vehicles crash (collided / ended)?
+2. Do more of its vehicles get through (arrived / scheduled, so that who waits or stands for ever counts against it)?
+
+It beats a driver if one answer is yes and the other is not no; chance is what a bootstrap over paired episodes says.
+Delay is told beside, and decides nothing: who crashes early is never late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from opencda_marl.core.speech import counted, number, percent
+from opencda_marl.core.statistics import paired_difference
+
+__all__ = ["RIVALS", "compare", "in_words", "judge"]
+
+RIVALS = ("random", "full_speed", "priority")
+"""Drivers that a policy worth its name beats."""
+
+_FEW = 1000  # vehicles
+
+
+def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """One policy beside one controller at one density.
+
+    Args:
+        ours: an evaluation, with `per_episode`.
+        theirs: of the same seeds and density.
+
+    Returns:
+        rival, rate_vph, verdict (`beats`, `worse`, `mixed`, `equal`), vehicles; collision_rate, through and delay of
+        both; JSON values.
+
+    Raises:
+        ValueError: it was not the same traffic.
+    """
+    same = [[(row["seed"], row["scheduled"]) for row in one["per_episode"]] for one in (ours, theirs)]
+    if same[0] != same[1] or ours["rate_vph"] != theirs["rate_vph"]:
+        raise ValueError(f"{ours['policy']} and {theirs['policy']} did not drive the same traffic")
+    both = (ours["per_episode"], theirs["per_episode"])
+    crashed = [np.array([[r["collided"], r["arrived"] + r["collided"] + r["removed"]] for r in rows]) for rows in both]
+    through = [np.array([[r["arrived"], r["scheduled"]] for r in rows]) for rows in both]
+    safer = -_sign(paired_difference(*crashed))
+    more = _sign(paired_difference(*through))
+    found = {(True, True): "mixed", (True, False): "beats", (False, True): "worse", (False, False): "equal"}
+    return {
+        "rival": theirs["policy"],
+        "rate_vph": ours["rate_vph"],
+        "verdict": found[(max(safer, more) > 0, min(safer, more) < 0)],
+        "safer": safer,
+        "more_through": more,
+        "vehicles": ours["vehicles"],
+        "collision_rate": [one["collision_rate"] for one in (ours, theirs)],
+        "through": [_share(counts) for counts in through],
+        "mean_delay_s": [one["mean_delay_s"] for one in (ours, theirs)],
+    }
+
+
+def _sign(difference: tuple[float, float, float]) -> int:
+    """1, -1, or 0: cannot be told from chance."""
+    _, low, high = difference
+    return int(low > 0.0) - int(high < 0.0)
+
+
+def _share(counts: np.ndarray) -> float | None:
+    hits, of = counts.sum(axis=0)
+    return float(hits / of) if of else None
+
+
+def judge(rows: Sequence[Mapping[str, Any]], policy: str, rivals: Sequence[str] = RIVALS) -> list[dict[str, Any]]:
+    """Every comparison that a table of evaluations allows, rival by rival.
+
+    Args:
+        rows: evaluations with `policy`, `rate_vph` and `per_episode`.
+        policy: name of the row(s) to judge.
+        rivals: names to look for.
+    """
+    ours = {str(row["rate_vph"]): row for row in rows if row["policy"] == policy}
+    theirs = [row for rival in rivals for row in rows if row["policy"] == rival and str(row["rate_vph"]) in ours]
+    return [compare(ours[str(row["rate_vph"])], row) for row in theirs]
+
+
+_HEADS = {
+    "beats": "beats",
+    "worse": "does NOT beat",
+    "mixed": "does NOT beat",
+    "equal": "cannot be told from",
+}
+_NAMES = {"random": "random driving", "full_speed": "full speed", "priority": "SUMO's priority rule"}
+
+
+def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS) -> list[str]:
+    """A plain sentence a comparison, and one for what was not compared.
+
+    Args:
+        found: what `judge` returned.
+        rivals: those that should be in it.
+    """
+    lines = [_sentence(one) for one in found]
+    missing = [_NAMES.get(name, name) for name in rivals if name not in {one["rival"] for one in found}]
+    if missing:
+        lines.append(f"not compared with {', '.join(missing)}")
+    if found and min(one["vehicles"] for one in found) < _FEW:
+        least = min(one["vehicles"] for one in found)
+        lines.append(f"(only {counted(least, 'vehicle')} at the least: rates are known to a point or two, not better)")
+    return lines
+
+
+def _sentence(one: Mapping[str, Any]) -> str:
+    crashed, through, delay = one["collision_rate"], one["through"], one["mean_delay_s"]
+    density = one["rate_vph"]
+    at = " to ".join(f"{rate:g}" for rate in density) if isinstance(density, list) else f"{density:g}"
+    name = _NAMES.get(one["rival"], one["rival"])
+    return (
+        f"{_HEADS[one['verdict']]} {name} at {at} vph: {_word(one['safer'], 'fewer crash', 'MORE crash')} "
+        f"({percent(crashed[0])} against {percent(crashed[1])} %), "
+        f"{_word(one['more_through'], 'more get through', 'FEWER get through')} "
+        f"({percent(through[0])} against {percent(through[1])} %), "
+        f"delay {number(delay[0])} against {number(delay[1])} s"
+    )
+
+
+def _word(sign: int, better: str, worse: str) -> str:
+    if sign == 0:
+        return f"no sure difference in who {'crashes' if 'crash' in better else 'gets through'}"
+    return better if sign > 0 else worse

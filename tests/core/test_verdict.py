@@ -1,0 +1,68 @@
+"""The honest guard: who is beaten, who is not, and what cannot be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opencda_marl.core.verdict import compare, in_words, judge
+
+
+def _answer(policy: str, collided: int, running: int, rate: float = 300.0, episodes: int = 20) -> dict[str, Any]:
+    """The same figures in each episode, of 100 scheduled vehicles, with a little spread."""
+    rows = []
+    for seed in range(episodes):
+        crash = collided + (seed % 2 if collided else 0)
+        rows.append({"seed": seed, "scheduled": 100, "collided": crash, "removed": 0})
+        rows[-1]["arrived"] = 100 - crash - running
+    ended = sum(row["arrived"] + row["collided"] for row in rows)
+    return {
+        "policy": policy,
+        "rate_vph": rate,
+        "per_episode": rows,
+        "vehicles": ended,
+        "collision_rate": sum(row["collided"] for row in rows) / ended,
+        "mean_delay_s": 1.25,
+    }
+
+
+def test_four_verdicts() -> None:
+    ours = _answer("mine", 2, 5)
+    assert compare(ours, _answer("random", 20, 5))["verdict"] == "beats"
+    assert compare(ours, _answer("full_speed", 0, 0))["verdict"] == "worse"
+    never = compare(ours, _answer("priority", 0, 40))
+    assert (never["verdict"], never["safer"], never["more_through"]) == ("mixed", -1, 1)
+    assert compare(ours, {**ours, "policy": "random"})["verdict"] == "equal"
+    # as safe, and more get through
+    assert compare(_answer("mine", 0, 5), _answer("priority", 0, 40))["verdict"] == "beats"
+
+
+def test_a_single_crash_is_not_told_from_none() -> None:
+    once = _answer("mine", 0, 5)
+    once["per_episode"][3] |= {"collided": 2, "arrived": 93}
+    assert compare(once, _answer("priority", 0, 5))["verdict"] == "equal"
+
+
+def test_other_traffic_is_refused() -> None:
+    with pytest.raises(ValueError, match="did not drive the same traffic"):
+        compare(_answer("mine", 0, 0), _answer("random", 0, 0, rate=200.0))
+    with pytest.raises(ValueError, match="did not drive the same traffic"):
+        compare(_answer("mine", 0, 0), _answer("random", 0, 0, episodes=19))
+
+
+def test_sentences() -> None:
+    rows = [_answer("mine", 2, 5), _answer("random", 20, 5), _answer("priority", 0, 40), _answer("rule_based", 0, 0)]
+    lines = in_words(judge(rows, "mine"))
+    assert lines == [
+        "beats random driving at 300 vph: fewer crash (2.6 against 21.6 %), more get through (92.5 against 74.5 %), "
+        "delay 1.2 against 1.2 s",
+        "does NOT beat SUMO's priority rule at 300 vph: MORE crash (2.6 against 0.0 %), "
+        "more get through (92.5 against 60.0 %), delay 1.2 against 1.2 s",
+        "not compared with full speed",
+    ]
+    assert in_words([]) == ["not compared with random driving, full speed, SUMO's priority rule"]
+    few = [_answer("mine", 0, 5, episodes=2), _answer("random", 0, 5, episodes=2)]
+    said = in_words(judge(few, "mine"), rivals=["random"])
+    assert said[0].startswith("cannot be told from random driving at 300 vph: no sure difference in who crashes (0.0")
+    assert said[1].startswith("(only 190 vehicles at the least")
