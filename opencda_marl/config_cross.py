@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.settings.networks import NetworkSettings
-from opencda_marl.settings.offpolicy import OffPolicySettings
+from opencda_marl.settings.offpolicy import MasacSettings, Matd3Settings, OffPolicySettings
 from opencda_marl.settings.run import EvaluationSettings, RunSettings
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings
 
@@ -177,6 +177,12 @@ def _learner(settings: RunSettings) -> Iterator[Problem]:
             ("learner", "batch_size"),
             f"learner.batch_size ({own.batch_size}) is larger than learner.buffer_size ({own.buffer_size})",
             "lower learner.batch_size, or raise learner.buffer_size",
+        )
+    if isinstance(own, MasacSettings | Matd3Settings) and own.relabel and not settings.algorithm.startswith("pc"):
+        yield Problem(
+            ("learner", "relabel"),
+            f"learner.relabel is {own.relabel:g}, but {settings.algorithm} has no preferences to draw anew",
+            f"leave it out, or use pc{settings.algorithm}",
         )
 
 

@@ -224,13 +224,16 @@ class OffPolicyLearner:
             self._owed -= due
             rate = linear_schedule(self._own.learning_rate, self._own.learning_rate_end, self._progress)
             numbers = {"learning_rate": torch.tensor(rate), "tau": torch.tensor(self._own.tau)}
-            places, measured = [], []
+            drawn, measured = [], []
             for _ in range(due):
-                places.append(self._replay.sample(self._random, self._own.batch_size))
-                measured.append(self._gradient_step(places[-1], numbers))
+                places = self._replay.sample(self._random, self._own.batch_size)
+                batch = self._replay.batch(places)
+                wanted = self._relabel(batch)
+                drawn.append((places, wanted))
+                measured.append(self._gradient_step(batch, numbers))
             self._policy.invalidate()
             self.counters.updates_performed += 1
-            self._measured = np.concatenate([self._measured, self._checked(measured, places)])
+            self._measured = np.concatenate([self._measured, self._checked(measured, drawn)])
             if len(self._measured) < _REPORT:
                 return {}
             means = self._measured.mean(0)
@@ -238,10 +241,8 @@ class OffPolicyLearner:
             found = dict(zip(self._algorithm.metrics, map(float, means), strict=True))
             return {**found, "learning_rate": rate, "gradient_steps": float(self.counters.training_step)}
 
-    def _gradient_step(self, places: Int64[np.ndarray, " rows"], numbers: dict[str, Tensor]) -> Tensor:
-        batch = self._replay.batch(places)
-        self._relabel(batch)
-        batch |= self._algorithm.noise(self._random, len(places)) | self._real_rows(batch)
+    def _gradient_step(self, batch: dict[str, np.ndarray], numbers: dict[str, Tensor]) -> Tensor:
+        batch |= self._algorithm.noise(self._random, len(batch["discount"])) | self._real_rows(batch)
         which = self._algorithm.which(self.counters.training_step)
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()} | numbers  # the form sends them
         state = {**self._state, "theta": as_leaf(self._state["theta"])}
@@ -265,18 +266,23 @@ class OffPolicyLearner:
             found[name] = np.flatnonzero(mask)
         return found if all(len(real) > 1 for real in found.values()) else {}
 
-    def _relabel(self, batch: dict[str, np.ndarray]) -> None:
+    def _relabel(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Draw a share of the preferences anew, for a decision and for what follows it alike.
 
         What a decision earned, as a vector, does not depend on what its vehicle wanted: it teaches all preferences.
+
+        Returns:
+            the columns that are no longer the replay's.
         """
         if self._algorithm.relabel:
             chosen = self._random.random(len(batch["preference"])) < self._algorithm.relabel
             drawn = draw_preferences(self._settings.preference, self._random, int(chosen.sum()))
             batch["preference"][chosen] = batch["next_preference"][chosen] = drawn
+            return {name: batch[name].copy() for name in ("preference", "next_preference")}
+        return {}
 
     def _checked(
-        self, measured: list[Tensor], places: list[Int64[np.ndarray, " rows"]]
+        self, measured: list[Tensor], drawn: list[tuple[Int64[np.ndarray, " rows"], dict[str, np.ndarray]]]
     ) -> Float32[np.ndarray, "steps metrics"]:
         """What gradient steps measured.
 
@@ -287,7 +293,8 @@ class OffPolicyLearner:
         broken = np.flatnonzero(~np.isfinite(table).all(1))
         if len(broken):
             found = dict(zip(self._algorithm.metrics, map(float, table[broken[0]]), strict=True))
-            batch = {name: np.array(array) for name, array in self._replay.batch(places[broken[0]]).items()}
+            places, wanted = drawn[broken[0]]
+            batch = {name: np.array(array) for name, array in self._replay.batch(places).items()} | wanted
             raise NotFiniteError(f"the loss or its gradient is not finite: {found}", batch=batch)
         return table
 

@@ -392,6 +392,15 @@ def test_a_continuous_algorithm_refuses_levels(algorithm: str) -> None:
         assert cross_check(replace(settings, action=action), files=True) == []
 
 
+def test_preferences_are_drawn_anew_only_where_there_are_some() -> None:
+    settings = RunSettings(algorithm="masac", learner=MasacSettings(relabel=0.5))
+    (problem,) = cross_check(settings, files=True)
+    assert problem.keys == ("learner", "relabel")
+    assert problem.message == "learner.relabel is 0.5, but masac has no preferences to draw anew"
+    assert "pcmasac" in problem.fix
+    assert cross_check(replace(settings, algorithm="pcmasac"), files=True) == []
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "qlearning"])
 def test_an_algorithm_among_levels_refuses_others(algorithm: str) -> None:
     settings = RunSettings(algorithm=algorithm, action="acceleration", learner=LearnerSettings())

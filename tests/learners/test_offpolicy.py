@@ -420,6 +420,18 @@ def test_a_loss_that_is_not_finite_stops_the_update_with_its_batch() -> None:
     assert {"action", "rewards", "discount", "next_ego"} <= caught.value.batch.keys()
 
 
+def test_a_dumped_batch_has_the_preferences_that_were_drawn_anew() -> None:
+    one = PreferenceSettings(source="fixed", fixed=[1.0, 0.0, 0.0])
+    learner, world = build(small("pcmasac", preference=one, relabel=1.0)), World(18)
+    drive(learner, world, 3)
+    learner._state["target"][:] = torch.inf
+    with pytest.raises(NotFiniteError) as caught:
+        drive(learner, world, 3)
+    batch = caught.value.batch
+    assert len(np.unique(batch["preference"], axis=0)) > 10
+    assert (batch["preference"] == batch["next_preference"]).all()
+
+
 def test_a_replay_that_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "available_memory", lambda: 2**20)
     settings = small("masac", buffer_size=1_000_000)
