@@ -32,6 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -e "$@" || "$(PYTHON)" -m venv --clear .venv
 	$(PY) -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch "$@"
+	@echo "installed: make train trains and shows a first policy; .venv/bin/opencda-marl --help lists the rest"
 
 train: setup ## train the quickstart profile for five minutes, then compare it with three controllers
 	$(PY) -m opencda_marl.cli run -t sumo-marl/intersection/quickstart

@@ -186,7 +186,7 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
     facts = recorded(folder.path, "init_from", "profile", "resumed", "versions")
     if not kernels_are_kept():
         folder.beat("compiling")
-        hear(Note("compiling kernels once, which takes some twenty seconds …"))
+        hear(Note("compiling kernels once, which takes half a minute …"))
         hear(Beat({"phase": "compiling"}))
     simulator = make_simulator(settings, make_roads(settings), spans=spans)
     with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
