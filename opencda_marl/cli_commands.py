@@ -21,6 +21,7 @@ import typer
 
 from opencda_marl import __version__
 from opencda_marl.cli_answers import answering, emit, quiet_stdout
+from opencda_marl.cli_benchmark import benchmark, report
 from opencda_marl.cli_carla import carla_standin
 from opencda_marl.cli_docker import docker_app
 from opencda_marl.cli_matrix import matrix_app
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from opencda_marl.config import Profile
+    from opencda_marl.settings.run import RunSettings
 
 __all__ = ["app", "start"]
 
@@ -51,6 +53,8 @@ app.add_typer(config_app, name="config")
 app.add_typer(runs_app, name="runs")
 app.add_typer(matrix_app, name="matrix")
 app.add_typer(docker_app, name="docker-carla")
+app.command()(benchmark)
+app.command()(report)
 app.command("carla-standin")(carla_standin)
 
 ProfileName = Annotated[str, typer.Option("-t", "--profile", help="Profile, e.g. sumo-marl/intersection/quickstart.")]
@@ -174,6 +178,9 @@ def evaluate(
     compare: Annotated[
         bool, typer.Option(help="Let random, full_speed and priority drive the same traffic, and say who is better.")
     ] = True,
+    animate: Annotated[
+        Path | None, typer.Option(help="Twenty seconds of the first episode in motion: .gif, or a strip as .png.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Drive held-out traffic without learning."""
@@ -198,6 +205,7 @@ def evaluate(
         if folder is None:
             raise ConfigError(f"{policy} needs a profile to drive in", fix="name one with -t")
         settings = from_run_folder(folder, overrides=overrides)
+    tracks = None if animate is None else animate.with_suffix(".safetensors")
     with quiet_stdout(as_json), following(console) as progress:
         answer = drive(
             policy,
@@ -206,12 +214,32 @@ def evaluate(
             seeds=chosen,
             episodes=episodes,
             progress=lambda done, total: progress("held-out traffic", done, total),
+            trajectory=tracks,
             rivals=RIVALS if compare and policy not in CONTROLLERS.targets() else (),
         )
+    if animate is not None and tracks is not None:
+        _animate(policy, settings, tracks, animate)
+        answer = {**answer, "animation": str(animate)}
     if as_json:
         emit(answer)
     else:
         show_evaluation(console, answer)
+
+
+def _animate(policy: str, settings: RunSettings | None, tracks: Path, out: Path) -> None:
+    """The picture takes the place of the tracks that it was made from."""
+    from safetensors.numpy import load_file
+
+    from opencda_marl.config import from_run_folder
+    from opencda_marl.evaluate import find_policy
+    from opencda_marl.report import animate_tracks
+
+    folder = find_policy(policy).folder
+    if settings is None and folder is not None:
+        settings = from_run_folder(folder)
+    if settings is not None:
+        animate_tracks(settings, load_file(tracks), out)
+    tracks.unlink()
 
 
 def _seeds(text: str) -> range:

@@ -307,7 +307,10 @@ def _main(arguments: Sequence[str]) -> None:
         driven += 1
         write_whole(file, str(driven).encode(), durable=False)
 
-    rows = [row for job in request["jobs"] for row in _job(job, settings, seeds, request.get("profile"), count)]
+    rows = []
+    for job in request["jobs"]:
+        own = from_run_folder(Path(request["config"]), overrides=job["overrides"]) if job.get("overrides") else settings
+        rows += _job(job, own, seeds, request.get("profile"), count)
     answer(request, rows)
 
 

@@ -12,12 +12,13 @@ import numpy as np
 from opencda_marl.core.files import writing
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.state import Ending, Field
+from opencda_marl.core.statistics import performance_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["learning_plot", "pooled", "rolling", "traffic_plot"]
+__all__ = ["density_plot", "learning_plot", "pooled", "profile_plot", "rolling", "traffic_plot"]
 
 _SMOOTH = 20  # episodes
 _MARKS = 6  # on the axis of minutes, about
@@ -220,6 +221,52 @@ def _minutes_above(axis: Axes, steps: np.ndarray, episodes: Sequence[Mapping[str
     # fixed places: an axis that is computed goes on beyond the run, where there is no time
     upper.set_xticks(np.interp(marks, minutes, np.append(0.0, steps)), [f"{mark:g}" for mark in marks])
     upper.set_xlabel("minutes of training")
+
+
+_FIGURES = {"collision_rate": "collisions [%]", "through_rate": "got through [%]", "mean_delay_s": "delay [s]"}
+
+
+def density_plot(curves: Mapping[str, Mapping[str, Mapping[float, Sequence[float]]]], out: Path) -> Path:
+    """Figures against density: a line a policy through the mean of its runs, a point a run.
+
+    Args:
+        curves: field (of `_FIGURES`) -> policy -> density -> values of its runs.
+        out: the PNG file.
+    """
+    with _drawing(out, 14.0, 4.6) as figure:
+        axes = figure.subplots(1, len(_FIGURES))
+        for axis, (name, label) in zip(axes, _FIGURES.items(), strict=True):
+            scale = 100.0 if label.endswith("[%]") else 1.0
+            for index, (policy, values) in enumerate(curves.get(name, {}).items()):
+                rates = sorted(values)
+                means = [scale * float(np.mean(values[rate])) for rate in rates]
+                colour = f"C{index % 10}"
+                axis.plot(rates, means, "-" if index < 10 else "--", color=colour, label=policy)
+                points = [(rate, scale * value) for rate in rates for value in values[rate]]
+                axis.plot(*zip(*points, strict=True), ".", ms=5, color=colour)
+            axis.set_xlabel("vehicles per hour and lane")
+            axis.set_ylabel(label)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return out
+
+
+def profile_plot(scores: Mapping[str, np.ndarray], out: Path) -> Path:
+    """Performance profiles: the share of runs and densities with more success than a threshold.
+
+    Args:
+        scores: policy -> [runs, densities], shares of 1.
+        out: the PNG file.
+    """
+    thresholds = np.linspace(0.5, 1.0, 251)
+    with _drawing(out, 8.0, 4.6) as figure:
+        axis = figure.subplots()
+        for index, (policy, found) in enumerate(scores.items()):
+            style = "-" if index < 10 else "--"
+            axis.plot(100.0 * thresholds, performance_profile(found, thresholds), style, label=policy)
+        axis.set_xlabel("success [%]")
+        axis.set_ylabel("share of runs and densities above it")
+        axis.legend(frameon=False, loc="lower left")
+    return out
 
 
 @contextmanager

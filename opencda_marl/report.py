@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from opencda_marl.animation import animate
 from opencda_marl.assemble import make_roads
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import Checkpoints
@@ -24,7 +25,18 @@ from opencda_marl.journal import recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["COLUMNS", "Report", "final_report", "markdown", "next_line"]
+__all__ = [
+    "COLUMNS",
+    "Report",
+    "animate_run",
+    "animate_tracks",
+    "choose_checkpoint",
+    "driven_in",
+    "episodes_of",
+    "final_report",
+    "markdown",
+    "next_line",
+]
 
 COLUMNS = {
     "policy": "policy",
@@ -88,12 +100,12 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
 
         def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
             files = [progress_file(run, name) for name in requests]
-            total = sum(_episodes(request) for request in requests.values())
+            total = sum(episodes_of(request) for request in requests.values())
             for file in files:  # of an earlier table
                 file.unlink(missing_ok=True)
 
             def going_on(_done: int) -> bool:
-                tell(what, sum(map(_count, files)), total)
+                tell(what, sum(map(driven_in, files)), total)
                 return not stop.requested()
 
             found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
@@ -104,7 +116,7 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
                 )
             return found
 
-        checkpoint = _choose(run, settings, jobs)
+        checkpoint = choose_checkpoint(run, settings, jobs)
         rows = _measure(run, settings, checkpoint, jobs)
     tell("plots", 0, 0)
     made: list[Path] = []
@@ -163,8 +175,17 @@ def next_line(run: Path) -> str:
     return f"Everything is in {where}. Next: opencda-marl evaluate {where} --seeds 9000:9030 demand.rate_vph=300"
 
 
-def _choose(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:
-    """`best` or `latest`: the one with the higher success, then fewer collisions, on the selection seeds."""
+def choose_checkpoint(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:
+    """`best` or `latest`: the one with the higher success, then fewer collisions, on the selection seeds.
+
+    Args:
+        run: its folder.
+        settings: its seeds and rates.
+        jobs: takes requests by name and what they are for, returns answers by name.
+
+    Raises:
+        CheckpointError: the run has no checkpoint.
+    """
     checkpoints = Checkpoints(run / "checkpoints")
     found = {path for name in ("best", "latest") if (path := checkpoints.find(name)) is not None}
     if not found:
@@ -215,6 +236,35 @@ def _draw_traffic(run: Path, settings: RunSettings, policy: str) -> Path:
     return traffic_plot(make_roads(settings), tracks, settings.simulator.step_length, title, out)
 
 
+def animate_run(run: Path, out: Path) -> Path:
+    """The traffic that a run kept, in motion: that of its final table, else of its last recorded episode.
+
+    Raises:
+        CheckpointError: it kept none.
+        ConfigError: the file is neither a GIF nor a PNG.
+    """
+    settings = from_run_folder(run)
+    kept = sorted((run / "traffic").glob("episode_*.safetensors"), key=lambda file: int(file.stem[8:]))
+    final = run / "evaluations" / "trajectory.safetensors"
+    file = final if final.is_file() else kept[-1] if kept else None
+    if file is None:
+        raise CheckpointError(
+            f"{run} kept no traffic",
+            fix="train with evaluation.final=true or recording.trajectories_every=N; or: opencda-marl evaluate "
+            f"{typed(run)} --animate crossing.gif",
+        )
+    return animate_tracks(settings, load_file(file), out)
+
+
+def animate_tracks(settings: RunSettings, tracks: Mapping[str, Any], out: Path) -> Path:
+    """Twenty seconds of an episode's tracks, from the middle of it."""
+    vehicle = settings.scenario.vehicle
+    length = settings.max_steps * settings.simulator.step_length  # [s]
+    begin = max(0.0, min(30.0, length - 20.0))
+    step = settings.simulator.step_length
+    return animate(make_roads(settings), tracks, step, out, begin=begin, vehicle=(vehicle.length, vehicle.width))
+
+
 def _shown(rates: Sequence[float]) -> float:
     """The rate whose traffic is drawn: the nearest to the heavy case."""
     return min(rates, key=lambda rate: abs(rate - 300.0))
@@ -229,11 +279,12 @@ def _request(run: Path, seeds: Sequence[int], policy: str, rates: Sequence[float
     }
 
 
-def _episodes(request: Mapping[str, Any]) -> int:
+def episodes_of(request: Mapping[str, Any]) -> int:
+    """Episodes that a request of `opencda_marl.evaluate` comes to."""
     return len(range(*request["seeds"])) * sum(len(job["rates_vph"]) for job in request["jobs"])
 
 
-def _count(file: Path) -> int:
+def driven_in(file: Path) -> int:
     """Episodes that a child has driven; it may not have begun."""
     try:
         return int(file.read_text())

@@ -19,7 +19,7 @@ from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.view import BRAKING, CONFLICT, INTENT, LANES, PARAMETERS, RADIUS, VEHICLE
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["FlatObserver", "FullObserver", "Observer", "ego9", "ego43", "full"]
+__all__ = ["FlatObserver", "FullObserver", "Observer", "drop_rows", "ego9", "ego43", "full"]
 
 
 class Observer(Protocol):
@@ -82,6 +82,7 @@ class FullObserver:
         self.spec = full_spec(settings.neighbours.max)
         self._tables = road_tables(roads, conflicts, intent=settings.neighbours.intent == "shared")
         self._parameters = _parameters(settings, roads)
+        self._dropout, self._seed = settings.neighbours.dropout, settings.seed
 
     def observe(
         self,
@@ -117,7 +118,35 @@ class FullObserver:
             seen.scene,
         )
         _check(finite, state)
+        if self._dropout > 0.0 and count:
+            drop_rows(seen, self._dropout, state.step, self._seed)
         return seen
+
+
+def drop_rows(seen: Observation, share: float, step: int, seed: int) -> None:
+    """Take a share of the neighbour rows out, as if they had got lost on the way; the others move up.
+
+    Which ones follows from vehicle, step, row and seed alone: a resumed run loses the same ones. What a vehicle's own
+    sensors say of its leader and follower stays, and so does the scene, which is the critic's.
+
+    Args:
+        seen: changed in place.
+        share: that is lost.
+        step: of the episode.
+        seed: of the run.
+    """
+    room = seen.neighbours.shape[1]
+    mixed = seen.ids.astype(np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
+    mixed = mixed + np.arange(room, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    mixed = mixed + np.uint64((step * 0xBF58476D1CE4E5B9 + seed * 0x94D049BB133111EB) % 2**64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # Steele et al. 2014, SplitMix64
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    drawn = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # [rows, room]
+    kept = (np.arange(room) < seen.counts[:, None]) & (drawn >= share)
+    order = np.argsort(~kept, axis=1, kind="stable")
+    seen.neighbours[:] = np.where(kept[:, :, None], seen.neighbours, 0.0)
+    seen.neighbours[:] = np.take_along_axis(seen.neighbours, order[:, :, None], axis=1)
+    seen.counts[:] = kept.sum(axis=1)
 
 
 class FlatObserver:

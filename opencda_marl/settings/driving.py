@@ -18,6 +18,7 @@ class NeighbourSettings:
     max: Annotated[int, Between(1, 64)] = 12  # rows
     radius: Annotated[float, Between(1, 1000)] = 150.0  # [m] V2X range
     intent: Literal["shared", "none"] = "shared"  # is the others' movement known?
+    dropout: Annotated[float, Between(0, 1)] = 0.0  # share of rows that get lost on the way, drawn at each look
 
 
 @dataclass(frozen=True, slots=True)

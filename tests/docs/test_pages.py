@@ -148,6 +148,18 @@ def test_the_settings_table_is_up_to_date() -> None:
     assert updated(text) == text, "run `make docs`"
 
 
+def test_the_tables_of_the_benchmark_follow_from_its_results() -> None:
+    from opencda_marl.benchmark.page import page_text, updated_page
+    from opencda_marl.benchmark.plan import DENSITIES
+    from opencda_marl.benchmark.results import read_results
+
+    text = (ROOT / "docs/benchmark.md").read_text(encoding="utf-8")
+    folder = ROOT / "benchmarks/results"
+    found = read_results([folder]) if folder.is_dir() else []
+    fix = "opencda-marl benchmark --collect --page docs/benchmark.md"
+    assert updated_page(text, page_text(found, DENSITIES)) == text, fix
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))

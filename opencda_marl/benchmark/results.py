@@ -1,0 +1,178 @@
+"""Results as small JSON files: one an entrant, written again with each density that is done.
+
+    benchmarks/results/mappo-s1.json   who, what it was trained with, on which machine, and a block of figures a density
+
+The files are the truth: tables, plots and pages are made from them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opencda_marl.config import from_run_folder
+from opencda_marl.core.errors import CheckpointError
+from opencda_marl.core.files import typed, write_whole, writing
+from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
+
+__all__ = [
+    "EPISODE",
+    "QUALITIES",
+    "density_key",
+    "evaluation_of",
+    "read_results",
+    "results_of_run",
+    "short_figures",
+    "time_to",
+    "training",
+    "write_result",
+]
+
+EPISODE = ("seed", "scheduled", "departed", "arrived", "collided", "removed", "running", "waiting")
+"""Columns of `per_episode`."""
+
+QUALITIES = (0.95, 0.99, 0.995)
+"""Success rates at 300 vph whose first time is told."""
+
+_HEAVY = 300.0  # [vehicles/h/lane]
+_LEFT_OUT = ("policy", "profile", "checkpoint", "per_episode", "seeds", "rate_vph", "preference", "comparison")
+_DIGITS = 6
+
+
+def density_key(rate: float) -> str:
+    """`300`."""
+    return f"{rate:g}"
+
+
+def short_figures(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation says, in the form of the files."""
+    figures = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value
+        for name, value in answer.items()
+        if name not in _LEFT_OUT
+    }
+    rows = [[row[name] for name in EPISODE] for row in answer["per_episode"]]
+    return {**figures, "seeds": list(answer["seeds"]), "per_episode": rows}
+
+
+def evaluation_of(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A density of a file, in the form of an evaluation again."""
+    block = result["densities"][key]
+    rows = [dict(zip(EPISODE, row, strict=True)) for row in block["per_episode"]]
+    return {**block, "policy": result["policy"], "rate_vph": float(key), "per_episode": rows}
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> Path:
+    """One file; lines of it are stable, so that a change shows what changed.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    file = folder / f"{result['name']}.json"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    head = {name: value for name, value in result.items() if name not in ("densities", "cases")}
+    lines = json.dumps(head, indent=1).removesuffix("\n}")
+    for name in ("densities", "cases"):
+        if name in result:
+            blocks = [f"  {json.dumps(key)}: {json.dumps(block)}" for key, block in result[name].items()]
+            lines += f',\n "{name}": {{\n' + ",\n".join(blocks) + "\n }"
+    write_whole(file, f"{lines}\n}}\n".encode())
+    return file
+
+
+def results_of_run(run: Path) -> list[dict[str, Any]]:
+    """A run folder with its final table: the policy's results, and those of the controllers beside it.
+
+    Raises:
+        CheckpointError: it has no table, or one that an earlier version made.
+    """
+    file, facts = run / "plots" / "comparison.json", read_run(run)
+    if not file.is_file():
+        raise CheckpointError(
+            f"{typed(run)} has no final table", fix=f"opencda-marl run --resume {typed(run)} evaluation.final=true"
+        )
+    settings = from_run_folder(run)
+    common = {
+        "decision_interval": settings.decision_interval,
+        "commit": facts.get("git"),
+        "profile": facts.get("profile"),
+    }
+    common |= {"machine": facts.get("machine", {}), "date": str(facts.get("created", "-"))[:10], "command": "-"}
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for row in json.loads(file.read_bytes()):
+            own = row["checkpoint"] is not None
+            name = run.name if own else row["policy"]
+            policy, kind = (settings.algorithm, "learner") if own else (row["policy"], "controller")
+            result = found.setdefault(name, {"name": name, "policy": policy, "kind": kind, **common, "densities": {}})
+            result["densities"][density_key(row["rate_vph"])] = short_figures(row)
+            if own:
+                result |= {"seed": settings.seed, "checkpoint": str(row["checkpoint"]), "training": training(run)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is not of this version: {error}", fix=f"opencda-marl run --resume {typed(run)} makes it again"
+        ) from error
+    return list(found.values())
+
+
+def read_results(sources: Sequence[Path]) -> list[dict[str, Any]]:
+    """Files of results, and those in folders, by name.
+
+    Raises:
+        CheckpointError: one is broken.
+    """
+    files = [file for source in sources for file in (sorted(source.glob("*.json")) if source.is_dir() else [source])]
+    found = []
+    for file in files:
+        try:
+            result = dict(json.loads(file.read_bytes()))
+            found.append({**result, "name": str(result["name"]), "kind": str(result["kind"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{file} is no file of results: {error}", fix="measure it again, or remove it"
+            ) from error
+    return found
+
+
+def training(run: Path) -> dict[str, Any]:
+    """What training cost, and when it was how good."""
+    lines = read_episodes(run)
+    spent = sum(line["wall_s"] for line in lines)
+    return {
+        "episodes": len(lines),
+        "env_steps": lines[-1]["env_steps"] if lines else 0,
+        "training_s": round(spent, 1),
+        "time_to_s": time_to(lines, read_metrics(run)),
+        "run": typed(run),
+    }
+
+
+def time_to(
+    episodes: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]], qualities: Sequence[float] = QUALITIES
+) -> dict[str, float | None]:
+    """Seconds of training until the first held-out evaluation at 300 vph with at least this success; None: never.
+
+    Args:
+        episodes: lines of episodes.jsonl.
+        metrics: lines of metrics.jsonl.
+        qualities: shares of 1.
+    """
+    clock, at = 0.0, {}
+    for line in episodes:
+        clock += line["wall_s"]
+        at[line["episode"]] = clock
+    seen = sorted(
+        (at[line["episode"]], line["success_rate"])
+        for line in metrics
+        if line["kind"] == "evaluation"
+        and line["rate_vph"] == _HEAVY
+        and line["success_rate"] is not None
+        and line["episode"] in at
+    )
+    return {
+        f"{100 * quality:g}": next((round(when, 1) for when, rate in seen if rate >= quality), None)
+        for quality in qualities
+    }

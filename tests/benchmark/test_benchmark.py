@@ -1,0 +1,178 @@
+"""The benchmark: what is left, what is kept, and (on SUMO) a kill in the middle of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from results_by_hand import answer
+
+from opencda_marl.benchmark import generalise as generalisation
+from opencda_marl.benchmark import measure
+from opencda_marl.benchmark.measure import Measurement, left
+from opencda_marl.benchmark.plan import CONTROLLERS, DENSITIES, FIRST_SEED, LEARNERS, Wanted, make_cells
+from opencda_marl.benchmark.results import read_results
+from opencda_marl.config import load_profile
+from opencda_marl.core.errors import ConfigError, Interrupted, OpenCDAError
+from opencda_marl.launch.folder import MatrixFolder
+
+
+def test_everything_is_a_valid_cell() -> None:
+    cells, entrants = make_cells(Wanted())
+    assert [entrant.name for entrant in entrants if entrant.kind == "learner"] == [f"{name}-s1" for name in LEARNERS]
+    assert {entrant.policy for entrant in entrants if entrant.kind == "controller"} == {*CONTROLLERS}
+    budgets = {cell.algorithm: cell.budgets for cell, _ in cells}
+    assert budgets["mappo"] == {"max_episodes": None, "max_env_steps": None, "max_minutes": 10.0}
+    assert budgets["masac"]["max_minutes"] == 30.0
+    for _, settings in cells:
+        assert settings.eval_every > 0
+        assert not settings.evaluation.final
+        chosen, judged = settings.evaluation.selection_seeds, range(*settings.evaluation.seeds)
+        assert chosen[1] <= judged.start < judged.stop <= FIRST_SEED
+
+
+def test_what_is_asked_for() -> None:
+    wanted = Wanted(only=("mappo", "random"), seeds=(1, 2), budget_minutes={"": 3.0}, sets=("decision_interval=5",))
+    cells, entrants = make_cells(wanted)
+    # random driving decides as often as the learner does, and as often as the default says
+    assert [entrant.name for entrant in entrants] == ["mappo-s1", "mappo-s2", "random-k5", "random"]
+    assert {cell.budgets["max_minutes"] for cell, _ in cells} == {3.0}
+    with pytest.raises(ConfigError, match="the benchmark has no 'mapo'"):
+        Wanted(only=("mapo",))
+    with pytest.raises(ConfigError, match="--densities"):
+        Wanted(densities=())
+
+
+def test_episodes_bring_five_thousand_vehicles() -> None:
+    for rate in DENSITIES:
+        seeds = Wanted().traffic(rate, 2400, 0.05)
+        assert seeds.start == FIRST_SEED
+        assert len(seeds) * rate * 12 / 30 * 0.85 >= 5000
+        assert len(seeds) >= 60
+    assert Wanted(episodes=3).traffic(100.0, 2400, 0.05) == range(FIRST_SEED, FIRST_SEED + 3)
+
+
+class _Children:
+    """In place of child processes: leaves answers as they do, and can be asked to stop after some of them."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.asked: list[str] = []
+        self.stop_after = stop_after
+
+    def __call__(self, _module: str, requests: Mapping[str, Any], *, folder: Path, **more: Any) -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for name, request in requests.items():
+            if len(self.asked) >= self.stop_after:
+                raise OpenCDAError("killed")
+            if not more["going_on"](len(found)):
+                break
+            self.asked.append(name)
+            (job,), seeds = request["jobs"], range(*request["seeds"])
+            rows = [answer(job["policy"], 1, rate=rate, episodes=len(seeds)) for rate in job["rates_vph"]]
+            (folder / f"{name}.answer.json").write_text(json.dumps(rows))
+            (folder / f"{name}.progress").write_text(str(len(seeds)))
+            found[name] = rows
+        more["going_on"](len(found))
+        return found
+
+
+def _measure(tmp_path: Path, wanted: Wanted, heard: list[tuple[str, int, int]] | None = None) -> list[str]:
+    _, entrants = make_cells(wanted)
+    matrix, results = MatrixFolder(tmp_path / "out"), tmp_path / "results"
+
+    def tell(what: str, done: int, total: int) -> None:
+        if heard is not None:
+            heard.append((what, done, total))
+
+    return Measurement(wanted, matrix, results, command="type this", workers=1, tell=tell).run(entrants)
+
+
+def test_killed_and_typed_again_it_does_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Wanted(only=("random", "full_speed"), densities=(200.0, 300.0), episodes=20)
+    first = _Children(stop_after=3)
+    monkeypatch.setattr(measure, "run_all", first)
+    with pytest.raises(OpenCDAError, match="killed"):
+        _measure(tmp_path, wanted)
+    assert first.asked == ["random-200", "random-300", "full_speed-200"]
+    kept = (tmp_path / "results" / "random.json").read_bytes()
+    rest = _Children()
+    monkeypatch.setattr(measure, "run_all", rest)
+    heard: list[tuple[str, int, int]] = []
+    assert _measure(tmp_path, wanted, heard) == ["full_speed"]
+    assert set(rest.asked) <= {"full_speed-200", "full_speed-300"}
+    assert "full_speed-300" in rest.asked
+    assert heard[-1][1:] in ((20, 20), (40, 40))
+    assert (tmp_path / "results" / "random.json").read_bytes() == kept
+    assert _measure(tmp_path, wanted) == []
+    _, entrants = make_cells(wanted)
+    stands = left(wanted, entrants, MatrixFolder(tmp_path / "out"), tmp_path / "results")
+    assert [(row["name"], row["state"], row["missing"]) for row in stands] == [
+        ("random", "done", []),
+        ("full_speed", "done", []),
+    ]
+    for result in read_results([tmp_path / "results"]):
+        assert sorted(result["densities"]) == ["200", "300"]
+        assert "host" not in result["machine"]
+        assert result["command"] == "type this"
+
+
+def test_more_traffic_or_other_settings_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "run_all", _Children())
+    small = Wanted(only=("random",), densities=(300.0,), episodes=5)
+    _measure(tmp_path, small)
+    assert _measure(tmp_path, small) == []
+    assert _measure(tmp_path, Wanted(only=("random",), densities=(300.0,), episodes=6)) == ["random"]
+    assert _measure(tmp_path, small) == []  # more than is wanted is enough
+    file = tmp_path / "results" / "random.json"
+    file.write_text(file.read_text().replace('"identity": "k=10"', '"identity": "k=1"'))
+    _, entrants = make_cells(small)
+    (row,) = left(small, entrants, MatrixFolder(tmp_path / "out"), tmp_path / "results")
+    assert (row["state"], row["again"]) == ("evaluate", True)
+    assert _measure(tmp_path, small) == ["random"]
+
+
+def test_a_learner_is_trained_first(tmp_path: Path) -> None:
+    wanted = Wanted(only=("qlearning",))
+    _, entrants = make_cells(wanted)
+    (row,) = left(wanted, entrants, MatrixFolder(tmp_path / "out"), tmp_path / "results")
+    assert (row["state"], row["missing"]) == ("train", list(DENSITIES))
+
+
+def test_a_wish_to_stop_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = _Children()
+    monkeypatch.setattr(measure, "run_all", children)
+
+    class Stop:
+        def __enter__(self) -> Stop:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def requested(self) -> bool:
+            return len(children.asked) >= 1
+
+    monkeypatch.setattr(measure, "StopRequest", Stop)
+    with pytest.raises(Interrupted, match="1 of 2 evaluations are done") as caught:
+        _measure(tmp_path, Wanted(only=("random",), densities=(200.0, 300.0), episodes=5))
+    assert caught.value.fix == "for the rest: type this"
+    assert list(read_results([tmp_path / "results"])[0]["densities"]) == ["200"]
+
+
+def test_cases_of_generalisation_change_what_they_say() -> None:
+    profile = "sumo-marl/intersection/route_speed_only_mappo"
+    settings = load_profile(profile).settings
+    cases = generalisation.cases_of(settings)
+    rates = [rate for rate, overrides in cases.values() if not overrides]
+    assert rates == [300.0, 50.0, 500.0, 600.0, 700.0]  # 100 to 400 were seen
+    overrides = [text for _, texts in cases.values() for text in texts]
+    assert overrides == [
+        *("demand.cav_share=0.25", "demand.cav_share=0.5", "demand.cav_share=0.75"),
+        *("neighbours.radius=75", "neighbours.dropout=0.2", "neighbours.intent=none"),
+    ]
+    for text in overrides:
+        load_profile(profile, overrides=[text])
