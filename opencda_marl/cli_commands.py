@@ -205,7 +205,7 @@ def evaluate(
         if folder is None:
             raise ConfigError(f"{policy} needs a profile to drive in", fix="name one with -t")
         settings = from_run_folder(folder, overrides=overrides)
-    tracks = None if animate is None else animate.with_suffix(".safetensors")
+    tracks = None if animate is None else _tracks_of(animate)
     with quiet_stdout(as_json), following(console) as progress:
         answer = drive(
             policy,
@@ -224,6 +224,17 @@ def evaluate(
         emit(answer)
     else:
         show_evaluation(console, answer)
+
+
+def _tracks_of(picture: Path) -> Path:
+    """Where the tracks lie until the picture is drawn."""
+    from opencda_marl.core.files import writing
+
+    if picture.suffix.lower() not in (".gif", ".png"):
+        raise ConfigError(f"{picture} is neither a GIF nor a PNG", fix="end its name in .gif or .png")
+    with writing(picture):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+    return picture.with_suffix(".safetensors")
 
 
 def _animate(policy: str, settings: RunSettings | None, tracks: Path, out: Path) -> None:

@@ -1,0 +1,160 @@
+"""`benchmark`, `report`, `runs export` and moving pictures, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from said import ROOT, Said
+
+from opencda_marl.benchmark.page import BEGIN, END
+from opencda_marl.benchmark.results import EPISODE
+from opencda_marl.config import load_profile, to_yaml
+from opencda_marl.core.run_folder import RunFolder
+
+Typed = Callable[..., Said]
+PROFILE = "sumo-marl/intersection/route_speed_only_mappo"
+
+
+def _row(policy: str, rate: float, checkpoint: str | None, collided: int) -> dict[str, Any]:
+    episodes = [dict(zip(EPISODE, (seed, 50, 50, 45 - collided, collided, 0, 5, 0), strict=True)) for seed in range(9)]
+    names = ("mean_delay_s", "mean_delay_inside_s", "stops_per_vehicle", "mean_jerk", "throughput_vph", "return")
+    figures: dict[str, Any] = dict.fromkeys(names, 1.0)
+    figures |= {
+        "vehicles": 9 * 45,
+        "success_rate": 1 - collided / 45,
+        "collision_rate": collided / 45,
+        "congested": False,
+    }
+    figures |= {"running_at_end": 5.0, "waiting_at_end": 0.0, "longest_wait_s": 0.0, "near_miss_rate": None}
+    facts = {"policy": policy, "rate_vph": rate, "checkpoint": checkpoint, "seeds": [0, 9], "episodes": 9}
+    return {**facts, **figures, "profile": PROFILE, "preference": None, "per_episode": episodes}
+
+
+def _run(path: Path, *, table: bool = True) -> Path:
+    """A run folder with a final table, as training leaves it."""
+    settings = load_profile(PROFILE).settings
+    with RunFolder.create(path) as folder:
+        folder.write_config(to_yaml(settings))
+        folder.write_run({"profile": PROFILE, "git": "abc", "machine": {}, "created": "2026-01-02T03:04:05"})
+        for episode in (1, 2):
+            folder.episode({"episode": episode, "wall_s": 1.5, "env_steps": 2400 * episode})
+        folder.metrics({"kind": "evaluation", "episode": 2, "rate_vph": 300.0, "success_rate": 0.97})
+    rows = [_row("mappo (episode_2)", rate, "x/checkpoints/episode_2", 1) for rate in (200.0, 300.0)]
+    rows += [_row("random", rate, None, 20) for rate in (200.0, 300.0)]
+    if table:
+        (path / "plots").mkdir()
+        (path / "plots" / "comparison.json").write_text(json.dumps(rows))
+    return path
+
+
+def test_a_report_of_runs(tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        _run(tmp_path / name)
+    _run(tmp_path / "bare", table=False)
+    said = typed("report", "one", "two", "bare", "--out", "out", "--json")
+    assert said.code == 0, said.err
+    assert said.answer["notes"] == [
+        "left out: bare has no final table; opencda-marl run --resume bare evaluation.final=true"
+    ]
+    told = json.loads(Path("out/report.json").read_text())
+    assert [row["name"] for row in told["rows"]] == ["one", "one", "random", "random", "two", "two"]  # once: the same
+    (own,) = told["aggregates"]
+    assert (own["policy"], own["runs"]) == ("mappo", 2)  # two runs of one algorithm are its seeds
+    assert told["verdicts"]["one"][0].startswith("beats random driving at 200 vph")
+    text = Path("out/report.md").read_text()
+    assert "| one | - | 0:03 | 4,800 | 0:03 | - | - | episode_2 |" in text
+    assert typed("report", "one", "--out", "again").code == 0
+    said = typed("report", "bare")
+    assert said.code == 20
+    assert "nothing of this can be reported" in said.err
+    assert typed("report", "nowhere").code == 20
+
+
+def test_the_plan_of_a_benchmark(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = typed(
+        "benchmark", "--only", "mappo,random", "--seeds", "1:3", "--densities", "300,200", "--dry-run", "--json"
+    )
+    assert said.code == 0, said.err
+    assert [(row["name"], row["state"], row["missing"]) for row in said.answer["left"]] == [
+        ("mappo-s1", "train", [200.0, 300.0]),
+        ("mappo-s2", "train", [200.0, 300.0]),
+        ("random", "evaluate", [200.0, 300.0]),
+    ]
+    assert not list(tmp_path.iterdir())
+    assert "mappo-s1" in typed("benchmark", "--dry-run").out
+    for wrong in (("--only", "mapo"), ("--budget-minutes", "x"), ("--densities", "0"), ("--seeds", "3:1")):
+        assert typed("benchmark", "--dry-run", *wrong).code == 2
+
+
+def test_tables_are_made_from_the_files_alone(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{BEGIN}\n{END}\n")
+    said = typed("benchmark", "--collect", "--page", "page.md", "--json")
+    assert said.code == 0, said.err
+    assert said.answer["rows"] == []
+    assert "- mappo: not measured" in page.read_text()
+
+
+def test_export_and_pictures(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("max_steps=700", "demand.rate_vph=300", "max_episodes=1", "evaluation.final=false")
+    said = typed("run", "-t", PROFILE, "--out", "run", "recording.trajectories_every=1", *short)
+    assert said.code == 0, said.err
+    assert "not compared with random driving, full speed, SUMO's priority rule" in said.out
+    said = typed("runs", "export", "run", "alone", "--about", "short", "--json")
+    assert said.code == 0, said.err
+    assert said.answer["algorithm"] == "mappo"
+    assert typed("runs", "export", "run", "alone").code == 21
+    said = typed("evaluate", "alone", "--seeds", "9000:9001", "--animate", "out/new.png", "--json")
+    assert said.code == 0, said.err
+    assert [one["rival"] for one in said.answer["comparison"]] == ["random", "full_speed", "priority"]
+    with Image.open("out/new.png") as image:
+        assert image.size[1] == 440
+    assert [file.name for file in Path("out").iterdir()] == ["new.png"]  # its tracks are gone
+    from opencda_marl.report import animate_run
+
+    assert animate_run(tmp_path / "run", tmp_path / "kept.gif").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_typed_again(tmp_path: Path) -> None:
+    """Training cells and evaluations on SUMO, killed outright while each of them is under way."""
+    words = ["benchmark", "--only", "qlearning,full_speed", "--budget-minutes", "0.2", "--densities", "300"]
+    command = [sys.executable, "-m", "opencda_marl.cli", *words, "--episodes", "6", "--results", "results", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def killed_when(seen: Callable[[], bool]) -> None:
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 240
+        while not seen():
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    killed_when(lambda: any(tmp_path.glob("runs/benchmark/cells/*/episodes.jsonl")))
+    killed_when(lambda: (tmp_path / "results" / "qlearning-s1.json").is_file())
+    kept = (tmp_path / "results" / "qlearning-s1.json").read_bytes()
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [row["state"] for row in answer["left"]] == ["done", "done"]
+    assert (tmp_path / "results" / "qlearning-s1.json").read_bytes() == kept
+    result = json.loads(kept)
+    assert result["training"]["training_s"] >= 12.0
+    assert set(result["training"]["time_to_s"]) == {"95", "99", "99.5"}
+    assert result["densities"]["300"]["episodes"] == 6
