@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
 from opencda_marl.core.allocator import keep_freed_memory
-from opencda_marl.core.errors import BackendMissingError
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.seeds import Branch, generator, simulator_seed
 from opencda_marl.core.simulator import Simulator
@@ -22,9 +21,13 @@ from opencda_marl.env.compiled import cache_folder
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.learners import LEARNERS
 from opencda_marl.settings.run import RunSettings
+from opencda_marl.simulators.carla import CarlaSimulator
+from opencda_marl.simulators.carla_map import read_map
+from opencda_marl.simulators.carla_session import check_client
 from opencda_marl.simulators.demand import build_schedule
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.rehearsal import Rehearsal
+from opencda_marl.simulators.remote import RemoteSimulator
 from opencda_marl.simulators.sumo import SumoSimulator
 
 __all__ = [
@@ -59,18 +62,31 @@ def _roads(network: Path) -> Roads:
 
 
 def make_simulator(settings: RunSettings, roads: Roads, *, spans: Spans | None = None) -> Simulator:
-    """The simulator that the settings ask for, in this process.
+    """The simulator that the settings ask for: SUMO in this process, CARLA's client in a child of it.
 
     Raises:
         BackendMissingError: it is not installed.
-        SimulatorError: another simulation runs in this process.
+        SimulatorError: another simulation runs in this process; there is no server, or one that cannot be used.
+        DeadlineError: the server does not answer.
     """
     if settings.simulator.backend == "carla":
-        raise BackendMissingError(
-            "simulator.backend is carla, and the CARLA backend is not part of this version",
-            fix="choose a profile of sumo-marl/intersection, or another simulator.backend",
-        )
+        return _carla(settings, roads, spans)
     return SumoSimulator(roads, settings.simulator, settings.scenario.vehicle, settings.demand, spans=spans)
+
+
+def _carla(settings: RunSettings, roads: Roads, spans: Spans | None) -> Simulator:
+    carla, scenario = settings.carla, settings.scenario
+    check_client()  # what is missing is said at once, and without a child
+    xodr = read_map(scenario, roads.network)
+    step_length = settings.simulator.step_length
+    made = partial(CarlaSimulator, roads, xodr, carla, scenario.vehicle, settings.demand, step_length)
+    # the child's own deadlines come first, and say more; these are for a client that hangs or spins
+    return RemoteSimulator(
+        made,
+        deadline=3 * carla.tick_timeout + 5.0,
+        patience=carla.connect_timeout + 3 * carla.load_timeout,
+        spans=spans,
+    )
 
 
 def training_traffic(settings: RunSettings, roads: Roads) -> Traffic:

@@ -31,7 +31,6 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The matrix folde
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout's last line, the rest on stderr.")]
 Many = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of all cells; repeat.")]
 _WAIT = 150.0  # [s] for a launcher to end
-_CARLA = "opencda_marl.simulators.carla"
 
 
 @matrix_app.command("run")
@@ -144,13 +143,16 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
 
 def _missing(plan: Plan) -> dict[Any, Any]:
     """What a family of cells lacks here."""
-    from importlib.util import find_spec
-
     from opencda_marl.core.errors import BackendMissingError
+    from opencda_marl.simulators.carla_session import check_client
 
-    if not any(cell.family == "carla" for cell in plan.matrix.cells) or find_spec(_CARLA) is not None:
+    if not any(cell.family == "carla" for cell in plan.matrix.cells):
         return {}
-    return {"carla": BackendMissingError("the CARLA backend is not part of this version: these cells cannot run")}
+    try:
+        check_client()
+    except BackendMissingError as error:
+        return {"carla": error}
+    return {}
 
 
 def _launch(plan: Plan, console: Console) -> Result:

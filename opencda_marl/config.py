@@ -25,6 +25,7 @@ from opencda_marl.settings.run import RunSettings
 __all__ = [
     "BUDGETS",
     "DISPLAY",
+    "PLACE",
     "Profile",
     "bundled_root",
     "changes",
@@ -44,6 +45,9 @@ BUDGETS = ("max_episodes", "max_env_steps", "max_minutes")
 
 DISPLAY = ("evaluation.final", "simulator.gui")
 """What is shown, during and after: no influence on what is learned; may change when a run is resumed."""
+
+PLACE = ("carla.host", "carla.port")
+"""Where the server is: likewise."""
 
 _PATHS = ("scenario.network", "scenario.map")
 
@@ -177,9 +181,9 @@ def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettin
 
 
 def config_hash(settings: RunSettings) -> str:
-    """What is computed, in 16 hexadecimal digits: budgets and display left out, network files by their content."""
+    """What is computed, in 16 hex digits: network files by their content; budgets, display, place left out."""
     flat = {".".join(keys): value for keys, value in _flat(to_tree(settings), ())}
-    for key in (*BUDGETS, *DISPLAY):
+    for key in (*BUDGETS, *DISPLAY, *PLACE):
         del flat[key]
     for key in _PATHS:
         if flat[key] is not None and Path(flat[key]).is_file():
@@ -188,10 +192,10 @@ def config_hash(settings: RunSettings) -> str:
 
 
 def changes(old: RunSettings, new: RunSettings) -> list[str]:
-    """Keys that differ, budgets and display left out: what a resumed run may not change."""
+    """Keys that differ, budgets, display and the server's place left out: what a resumed run may not change."""
     before, after = (dict(_flat(to_tree(one), ())) for one in (old, new))
     names = {".".join(keys) for keys in before.keys() | after.keys() if before.get(keys) != after.get(keys)}
-    return sorted(names - {*BUDGETS, *DISPLAY})
+    return sorted(names - {*BUDGETS, *DISPLAY, *PLACE})
 
 
 def _wrong_names(tree: Mapping[str, Any], tables: Mapping[str, Table]) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ def cross_check(settings: RunSettings, *, files: bool) -> list[Problem]:
     return [
         *_loop(settings),
         *_simulator(settings.simulator),
+        *_carla(settings),
         *_demand(settings.demand),
         *_objectives(settings),
         *_networks(settings),
@@ -82,6 +83,24 @@ def _simulator(simulator: SimulatorSettings) -> Iterator[Problem]:
             ("simulator", "gui"),
             "simulator.gui needs TraCI, but simulator.backend is libsumo",
             "set simulator.backend to auto or traci",
+        )
+
+
+def _carla(settings: RunSettings) -> Iterator[Problem]:
+    if settings.simulator.backend != "carla":
+        return
+    if settings.simulator.gui:
+        yield Problem(
+            ("simulator", "gui"),
+            "simulator.gui is SUMO's window, but simulator.backend is carla",
+            "set carla.rendering to true, and start the server without -RenderOffScreen",
+        )
+    if settings.eval_every:
+        yield Problem(
+            ("eval_every",),
+            f"eval_every is {settings.eval_every}, but a CARLA server has one clock: nothing can be evaluated beside "
+            "training",
+            "set eval_every to 0, and evaluate afterwards: opencda-marl evaluate RUN",
         )
 
 

@@ -35,6 +35,7 @@ from opencda_marl.core.errors import (
     Interrupted,
     NotFiniteError,
     OpenCDAError,
+    RecycleError,
     SimulatorError,
     StorageError,
 )
@@ -72,11 +73,15 @@ class TrainResult:
 
 def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequest, spans: Spans) -> None:
     """Act, step, store, update, log, until the budget is used up or somebody asks to stop."""
+    world = env.state.world
     while not journal.over and not stop.requested():
         traced = journal.begin_episode()
         env.record_trajectory(traced)
         with spans("reset"):
             step = env.reset(journal.episode)
+        if env.state.world != world:  # the simulator has loaded its world anew
+            world = env.state.world
+            learner.invalidate()
         empty = step.steps  # before the first vehicle came; counted with its first decision
         while not step.done:
             observation = step.observation
@@ -219,7 +224,7 @@ def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
     """Whatever fails, the last boundary is saved; but when a number is not finite, its batch is."""
     try:
         yield
-    except (SimulatorError, AccountingError) as error:
+    except (SimulatorError, AccountingError, RecycleError) as error:
         journal.save(judged=False)
         error.fix = _again(folder, error.fix)
         raise

@@ -13,9 +13,8 @@ OpenCDAError                       1   anything of ours that has no better name
 ├── CudaGraphCaptureError         32   a CUDA graph could not be captured; nothing was saved
 ├── CompilerError                 33   a compiled form was demanded and cannot be made
 ├── OutOfMemoryError              34   a buffer would not fit
+├── RecycleError                  75   no fault: to be started again, with a fresh server
 └── Interrupted                  130   Ctrl-C or SIGTERM; what was saved stays
-
-RECYCLE (75) is an exit code without an error: the process asks to be started again.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ __all__ = [
     "NotFiniteError",
     "OpenCDAError",
     "OutOfMemoryError",
+    "RecycleError",
     "SimulatorError",
     "StorageError",
 ]
@@ -145,6 +145,12 @@ class OutOfMemoryError(OpenCDAError):
     """A buffer would not fit into the memory that is free."""
 
     exit_code = 34
+
+
+class RecycleError(OpenCDAError):
+    """Not a fault: process and server are to be started again, from the last checkpoint."""
+
+    exit_code = RECYCLE
 
 
 class Interrupted(OpenCDAError):  # noqa: N818 - a person's wish, not a fault

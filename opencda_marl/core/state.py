@@ -102,6 +102,7 @@ class TrafficState:
     drivers: Int8[np.ndarray, " slots"]  # Driver
     routes: Int16[np.ndarray, " slots"]
     values: Float64[np.ndarray, "slots fields"]  # columns: Field
+    world: int = 0  # how often the simulator has loaded its world anew
 
     @classmethod
     def empty(cls, slots: int) -> TrafficState:
@@ -131,6 +132,7 @@ class TrafficState:
             self.drivers.copy(),
             self.routes.copy(),
             self.values.copy(),
+            self.world,
         )
 
 
@@ -152,6 +154,7 @@ class Events:
     longest_wait: float = 0.0  # [s] of those waiting now
     commanded: int = 0  # vehicles that had a target speed in this step
     overridden: int = 0  # of those: achieved speed differs from what limits of acceleration allow
+    refused: int = 0  # tries to put a vehicle on the road that the simulator refused; it waits and tries again
 
 
 @dataclass(slots=True)

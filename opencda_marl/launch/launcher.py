@@ -298,7 +298,13 @@ class Launcher:
         place.said_from = log.stat().st_size if log.exists() else 0
         try:
             kept = keep(
-                argv(self.folder, cell, launch.overrides, program=self._program),
+                argv(
+                    self.folder,
+                    cell,
+                    launch.overrides,
+                    port=place.slot.rpc_port if self._served(cell) else None,
+                    program=self._program,
+                ),
                 env=environment(place.slot, cell),
                 cwd=self._cwd,
                 log=log,

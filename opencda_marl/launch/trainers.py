@@ -31,6 +31,7 @@ from opencda_marl.core.errors import (
     StorageError,
 )
 from opencda_marl.core.files import remove_tree, writing
+from opencda_marl.core.probe import HOST
 from opencda_marl.core.run_folder import ACTIVE_PHASES, RunFolder, read_run
 from opencda_marl.launch.cells import Cell
 from opencda_marl.launch.folder import Launch, MatrixFolder
@@ -88,7 +89,12 @@ class Outcome:
 
 
 def argv(
-    folder: MatrixFolder, cell: Cell, overrides: Sequence[str] = (), *, program: Sequence[str] = PROGRAM
+    folder: MatrixFolder,
+    cell: Cell,
+    overrides: Sequence[str] = (),
+    *,
+    port: int | None = None,
+    program: Sequence[str] = PROGRAM,
 ) -> list[str]:
     """The trainer's command: a fresh run, or the one that is there goes on.
 
@@ -98,6 +104,7 @@ def argv(
         folder: of the matrix.
         cell: to train.
         overrides: of a fresh run, over the cell's settings.
+        port: of the slot's CARLA server; None: the cell needs none.
         program: that takes the arguments of `opencda-marl`.
 
     Raises:
@@ -105,13 +112,14 @@ def argv(
     """
     run = folder.run(cell.id)
     command = [*program, "run"]
+    free = cell.free if port is None else [*cell.free, f"carla.host={HOST}", f"carla.port={port}"]
     if (run / "run.json").is_file() or (run / "checkpoints").exists():
-        return [*command, "--resume", str(run), *cell.free]
+        return [*command, "--resume", str(run), *free]
     if run.exists():
         with writing(run):
             remove_tree(run)
     root = folder.launch(cell.id)
-    return [*command, "-t", cell.profile, "--config-root", str(root), "--out", str(run), *cell.free, *overrides]
+    return [*command, "-t", cell.profile, "--config-root", str(root), "--out", str(run), *free, *overrides]
 
 
 def environment(slot: Slot, cell: Cell, given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
+from opencda_marl.settings.carla import CarlaSettings
 from opencda_marl.settings.driving import EnvelopeSettings, NeighbourSettings, RewardSettings
 from opencda_marl.settings.learning import ContextSettings, MappoSettings, PreferenceSettings
 from opencda_marl.settings.networks import LearnerSettings
@@ -60,6 +61,7 @@ class RunSettings:
     observation: Literal["ego9", "ego43", "full"] = "full"  # see `opencda-marl list observations`
     action: Literal["target_speed", "acceleration", "levels"] = "target_speed"  # levels: `envelope.levels`
     simulator: SimulatorSettings = field(default_factory=SimulatorSettings)
+    carla: CarlaSettings = field(default_factory=CarlaSettings)
     scenario: ScenarioSettings = field(default_factory=ScenarioSettings)
     demand: DemandSettings = field(default_factory=DemandSettings)
     neighbours: NeighbourSettings = field(default_factory=NeighbourSettings)

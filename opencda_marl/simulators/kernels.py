@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numba import njit
 
-__all__ = ["compare_targets", "fill_values"]
+__all__ = ["compare_targets", "fill_values", "kernel"]
 
 # Columns of `core.state.Field`, as numbers (a test compares): compiled code is cached by this file's contents alone.
 _X, _Y, _HEADING, _SPEED, _ACCEL, _PROGRESS = range(6)
@@ -22,7 +22,7 @@ _TOLERANCE = 1e-6  # [m/s] between the commanded and the achieved speed
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def _kernel(function: _Function) -> _Function:
+def kernel(function: _Function) -> _Function:
     """Compile at the first call; keep the code on disk where some folder can be written."""
     try:
         compiled = njit(cache=True)(function)
@@ -31,7 +31,7 @@ def _kernel(function: _Function) -> _Function:
     return cast("_Function", compiled)
 
 
-@_kernel
+@kernel
 def compare_targets(
     rows: Int64[np.ndarray, " rows"],
     controlled: Bool[np.ndarray, " slots"],
@@ -80,7 +80,7 @@ def compare_targets(
     return count, switched, -1
 
 
-@_kernel
+@kernel
 def fill_values(
     rows: Int64[np.ndarray, " rows"],
     fronts: Float64[np.ndarray, " twice_rows"],

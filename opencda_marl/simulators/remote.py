@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
@@ -35,6 +36,7 @@ __all__ = ["RemoteSimulator"]
 
 _CAPACITY = 4096  # slots that the shared arrays have room for; pages that nobody touches cost nothing
 _SLOW_SECONDS = 120.0  # [s] for what is not a step: imports, start, reset
+_FAREWELL_SECONDS = 5.0  # [s] that a child has for closing its simulator when its parent is gone
 _CLOSE_SECONDS = 10.0
 _WELL, _ENDS, _FAILED = b"0", b"1", b"2"  # first byte of an answer
 _STEP, _RESET, _CLOSE = b"s", b"r", b"c"  # first byte of a question
@@ -45,13 +47,15 @@ _LAYOUT: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "ids": (np.int64, (_CAPACITY,)),
     "ended": (np.int64, (4, _CAPACITY)),  # ids, slots, endings, partners
     "departed": (np.int64, (_CAPACITY,)),
-    "counts": (np.int64, (6,)),  # step, ended, departed, waiting, commanded, overridden
+    "counts": (np.int64, (8,)),  # step, ended, departed, waiting, commanded, overridden, refused, world
     "times": (np.float64, (2,)),  # time, longest wait [s]
     "routes": (np.int16, (_CAPACITY,)),
     "drivers": (np.int8, (_CAPACITY,)),
     "alive": (np.bool_, (_CAPACITY,)),
     "controlled": (np.bool_, (_CAPACITY,)),
 }  # wide types first: every array is aligned
+
+_ARRAYS = ("ids", "alive", "drivers", "routes", "values")  # of the state
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class _Shared:
     command: Command
     ended: Int64[np.ndarray, "4 slots"]
     departed: Int64[np.ndarray, " slots"]
-    counts: Int64[np.ndarray, " 6"]
+    counts: Int64[np.ndarray, " 8"]
     times: Float64[np.ndarray, " 2"]
 
 
@@ -76,9 +80,9 @@ def _view(memory: Any, slots: int) -> _Shared:
     for name, (kind, shape) in _LAYOUT.items():
         views[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
         offset += views[name].nbytes
-    names = ("ids", "alive", "drivers", "routes", "values")
+    ids, alive, drivers, routes, values = (views[name][:slots] for name in _ARRAYS)
     return _Shared(
-        state=TrafficState(0, 0.0, *(views[name][:slots] for name in names)),
+        state=TrafficState(0, 0.0, ids, alive, drivers, routes, values),
         command=Command(views["target_speed"][:slots], views["controlled"][:slots]),
         ended=views["ended"],
         departed=views["departed"],
@@ -117,6 +121,7 @@ def _leave_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         mp_connection.wait([parent.sentinel])
+        time.sleep(_FAREWELL_SECONDS)  # a main thread that is not stuck has closed the simulator and is gone by then
         os._exit(1)
 
 
@@ -150,7 +155,8 @@ def _publish(shared: _Shared, state: TrafficState, events: Events) -> None:
         shared.ended[:, :ended] = events.ids, events.slots, events.endings, events.partners
     if departed:
         shared.departed[:departed] = events.departed
-    shared.counts[:] = state.step, ended, departed, events.waiting, events.commanded, events.overridden
+    told = events.waiting, events.commanded, events.overridden, events.refused
+    shared.counts[:] = state.step, ended, departed, *told, state.world
     shared.times[:] = state.time, events.longest_wait
 
 
@@ -173,6 +179,7 @@ class RemoteSimulator:
     Args:
         factory: makes the simulator, in the child; picklable, e.g. `functools.partial(SumoSimulator, roads, …)`.
         deadline: [s] for a step.
+        patience: [s] for what is not a step: start and reset.
         spans: gets "tick" (waiting for the child) and "read" (all else).
 
     Raises:
@@ -181,8 +188,16 @@ class RemoteSimulator:
         DeadlineError: it did not start in time.
     """
 
-    def __init__(self, factory: Callable[[], Simulator], *, deadline: float, spans: Spans | None = None) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], Simulator],
+        *,
+        deadline: float,
+        patience: float = _SLOW_SECONDS,
+        spans: Spans | None = None,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
+        self._patience = max(patience, deadline)
         self._deadline = deadline
         self._spans = spans or Spans(enabled=False)
         self._closed = False
@@ -198,7 +213,7 @@ class RemoteSimulator:
         theirs.close()  # so that its death ends our reading
         self.info: SimulatorInfo
         self.roads: Roads
-        self.info, self.roads = pickle.loads(self._hear(_SLOW_SECONDS)[1:])
+        self.info, self.roads = pickle.loads(self._hear(self._patience)[1:])
         self._shared = _view(self._memory, self.info.slots)
 
     @property
@@ -210,9 +225,9 @@ class RemoteSimulator:
         """Begin an episode."""
         self._doing = f"beginning episode {schedule.episode}"
         self._ask(_RESET + pickle.dumps((schedule, seed)))
-        self._hear(max(self._deadline, _SLOW_SECONDS))
+        self._hear(self._patience)
         state = self._shared.state
-        state.step, state.time = 0, 0.0
+        state.step, state.time, state.world = 0, 0.0, int(self._shared.counts[-1])
         self._doing = f"in episode {schedule.episode}"
         return state
 
@@ -226,7 +241,7 @@ class RemoteSimulator:
             self._ask(_STEP)
             answer = self._hear(self._deadline)
         with spans("read"):
-            step, ended, departed, waiting, commanded, overridden = shared.counts.tolist()
+            step, ended, departed, waiting, commanded, overridden, refused, _ = shared.counts.tolist()
             shared.state.step = step
             shared.state.time, longest_wait = shared.times.tolist()
             ids, slots, endings, partners = shared.ended[:, :ended].copy()
@@ -241,6 +256,7 @@ class RemoteSimulator:
                 longest_wait=longest_wait,
                 commanded=commanded,
                 overridden=overridden,
+                refused=refused,
             )
         return shared.state, events
 

@@ -22,6 +22,7 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState, vehicle_name
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
 from opencda_marl.simulators.admission import Admission
+from opencda_marl.simulators.endings import End, book_ends
 from opencda_marl.simulators.kernels import compare_targets, fill_values
 from opencda_marl.simulators.links import LibsumoLink, Link, Readings, SumoOptions, TraciLink
 from opencda_marl.simulators.scratch import scratch_folder
@@ -41,7 +42,6 @@ _SLOW = (
     " change); pip install libsumo for the fast one"
 )
 _DOCTOR = "run `opencda-marl doctor`"
-_End = tuple[int, Ending, int, str]  # slot, how, partner's id or -1, reason
 _NONE = np.zeros(0, np.int64)
 _NONE.setflags(write=False)  # shared by all events without any
 
@@ -269,7 +269,7 @@ class SumoSimulator:
         state, link = self._state, self._link
         state.step += 1
         state.time = state.step * self._dt
-        ends: list[_End] = []
+        ends: list[End] = []
         entered: list[int] = []
         present, departed, arrived = link.changes()
         if departed or arrived or present != len(self._rows):
@@ -291,7 +291,7 @@ class SumoSimulator:
             overridden=overridden,
         )
         if ends:
-            self._end(ends, events)
+            self._ended = book_ends(self._state, ends, events)
         return events
 
     def _read_rows(self, readings: Readings) -> tuple[int, int]:
@@ -315,7 +315,7 @@ class SumoSimulator:
 
     # ---------------------------------------------------------------- coming and going
 
-    def _who_is_there(self) -> tuple[list[int], list[_End]]:
+    def _who_is_there(self) -> tuple[list[int], list[End]]:
         """One snapshot of ids: who came, who went and why. Updates the rows."""
         there = self._link.names()
         ends = []
@@ -351,7 +351,7 @@ class SumoSimulator:
         self._admission.entered(index, slot, int(schedule.ids[index]))
         return slot
 
-    def _leave(self, slot: int, reported: bool) -> _End:
+    def _leave(self, slot: int, reported: bool) -> End:
         """The end of a vehicle that is no longer on the road."""
         values = self._state.values
         route = self._state.routes[slot]
@@ -364,7 +364,7 @@ class SumoSimulator:
         how = "taken out by SUMO" if reported else "vanished from SUMO"
         return slot, Ending.REMOVED, -1, f"{how} {left:.1f} m before the end of its route"
 
-    def _collide(self, pairs: list[tuple[str, str]]) -> list[_End]:
+    def _collide(self, pairs: list[tuple[str, str]]) -> list[End]:
         """Both parties of each crash end, once each, with the first crash reported for them."""
         slot_of = dict(zip(self._row_names, self._rows.tolist(), strict=True))
         partner_of: dict[str, str] = {}
@@ -379,14 +379,3 @@ class SumoSimulator:
             self._link.remove(name)
         self._set_rows(set(self._rows.tolist()) - {end[0] for end in ends})
         return ends
-
-    def _end(self, ends: list[_End], events: Events) -> None:
-        ends.sort()
-        slots = np.array([end[0] for end in ends], np.int64)
-        self._state.alive[slots] = False
-        self._ended = slots.tolist()
-        events.slots = slots
-        events.ids = self._state.ids[slots]
-        events.endings = np.array([end[1] for end in ends], np.int64)
-        events.partners = np.array([end[2] for end in ends], np.int64)
-        events.reasons = tuple(end[3] for end in ends)

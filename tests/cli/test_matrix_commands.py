@@ -13,6 +13,7 @@ from said import ROOT, Said, python
 
 from opencda_marl.display_matrix import MatrixDisplay, event_line
 from opencda_marl.launch.folder import Launch, MatrixFolder, Writer
+from opencda_marl.simulators import carla_session
 
 Typed = Callable[..., Said]
 
@@ -44,17 +45,28 @@ def test_the_documented_command_line_for_carla(typed: Typed, tmp_path: Path) -> 
     assert [slot["rpc_port"] for slot in answer["slots"]] == [2000 + 10 * k for k in range(8)]
     assert [slot["cuda"] for slot in answer["slots"]] == ["0", "1"] * 4
     assert [slot["adapter"] for slot in answer["slots"]] == [0, 1] * 4
-    assert any("CARLA backend is not part of this version" in note for note in answer["notes"])
+    assert not any("client" in note for note in answer["notes"]), "it is installed here"
 
 
-def test_cells_without_a_backend_fail_with_one_line_and_no_server(typed: Typed, tmp_path: Path) -> None:
+def test_cells_without_a_client_fail_with_one_line_and_no_server(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carla_session, "wheel_version", lambda _: None)
+    monkeypatch.setattr(carla_session, "find_spec", lambda _: None)
     path = str(tmp_path / "m")
     said = typed("matrix", "run", path, "--profiles", f"{CARLA}masac", "--seeds", "0:1", "--carla-bin", "/nowhere")
     assert said.code == 1
-    assert said.out.count("the CARLA backend is not part of this version") == 1
-    assert "server" not in said.out.replace("CARLA_BIN", "")
+    assert said.out.count("CARLA's client is not installed") == 1
     assert not (tmp_path / "m/slots").exists()
     assert typed("run", "-t", f"{CARLA}masac", "--out", str(tmp_path / "r")).code == 11
+
+
+def test_a_lone_run_without_a_server_says_how_to_start_one(typed: Typed, tmp_path: Path) -> None:
+    said = typed("run", "-t", f"{CARLA}masac", "carla.port=2777", "--out", str(tmp_path / "r"))
+    assert said.code == 10
+    assert "there is no server on 127.0.0.1:2777" in said.err
+    assert "CarlaUE4.sh -carla-rpc-port=2777" in said.err
+    assert not (tmp_path / "r").exists(), "what was refused leaves nothing"
 
 
 @pytest.mark.parametrize(
