@@ -381,6 +381,7 @@ def _line(
         **{key: value for key, value in figures.items() if key not in ("episodes", "running_at_end", "waiting_at_end")},
         **asdict(record.accounting),
         "departed": record.departed,
+        "refused": record.refused,
         "objectives": record.returns,
         "parts": {name: value / max(1, record.returned) for name, value in record.parts.items()},
         "mean_rows": record.neighbour_rows / max(1, record.acting_rows),

@@ -47,6 +47,7 @@ class EpisodeRecord:
     jerk_steps: int = 0  # vehicle-steps in it
     commanded: int = 0  # vehicle-steps with a target speed
     overridden: int = 0
+    refused: int = 0  # tries to put a vehicle on the road that the simulator refused
     returns: list[float] = field(default_factory=list)  # [objectives] sums over vehicles, undiscounted
     returned: int = 0  # vehicles in `returns`
     parts: dict[str, float] = field(default_factory=dict)  # reward part -> weighted sum over vehicles

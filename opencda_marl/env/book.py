@@ -66,6 +66,7 @@ class Book:
         record = self.record
         record.commanded += events.commanded
         record.overridden += events.overridden
+        record.refused += events.refused
         self._waiting = events.waiting
         if events.waiting:
             record.longest_wait = max(record.longest_wait, events.longest_wait)
