@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch "$@"
 	@echo "installed: make train trains and shows a first policy; .venv/bin/opencda-marl --help lists the rest"
 
-train: setup ## train the quickstart profile for five minutes, then compare it with three controllers
+train: setup ## train the quickstart profile for five minutes, then compare it with four controllers
 	$(PY) -m opencda_marl.cli run -t sumo-marl/intersection/quickstart
 
 test: setup ## lint, types, layers, docs, quick tests

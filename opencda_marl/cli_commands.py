@@ -113,13 +113,14 @@ def run(
     config_root: ConfigRoot = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one in runs/.")] = None,
-    init_from: Annotated[Path | None, typer.Option(help="Checkpoint or run whose policy to begin with.")] = None,
+    init_from: Annotated[Path | None, typer.Option(help="Checkpoint, run or bundled:NAME to begin with.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder to go on with; alone, or with budgets.")] = None,
     gui: Annotated[bool, typer.Option("--gui", help="Watch in sumo-gui (slow).")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a policy, or go on with a run."""
     from opencda_marl.config import from_run_folder, require_budget
+    from opencda_marl.policies.catalogue import BUNDLED, find_bundled
 
     console = _console(as_json)
     flags = [*([f"seed={seed}"] if seed is not None else []), *(["simulator.gui=true"] if gui else [])]
@@ -139,6 +140,8 @@ def run(
         for line in loaded.ignored:
             _console(as_json=True).print(f"note: {line}", markup=False, soft_wrap=True)
     require_budget(settings)
+    if init_from is not None and str(init_from).startswith(BUNDLED):
+        init_from = find_bundled(str(init_from))
     with quiet_stdout(as_json):
         answer = _train(console, settings=settings, out=out, resume=resume, init_from=init_from, profile=profile)
     if as_json:

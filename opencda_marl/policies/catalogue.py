@@ -16,12 +16,13 @@ BUNDLED = "bundled:"
 _HERE = Path(__file__).parent
 
 
-def bundled_names(root: Path = _HERE) -> list[str]:
-    """What `bundled:` can be followed by, in order."""
+def bundled_names(root: Path | None = None) -> list[str]:
+    """What `bundled:` can be followed by, in order; `root`: another folder than the package's."""
+    root = root or _HERE
     return sorted(folder.name for folder in root.iterdir() if (folder / "manifest.json").is_file())
 
 
-def find_bundled(name: str, root: Path = _HERE) -> Path:
+def find_bundled(name: str, root: Path | None = None) -> Path:
     """The folder of `bundled:NAME`.
 
     Raises:
@@ -32,11 +33,11 @@ def find_bundled(name: str, root: Path = _HERE) -> Path:
         near = difflib.get_close_matches(wanted, names, n=1)
         fix = f"did you mean {BUNDLED}{near[0]}?" if near else f"there are: {', '.join(names) or 'none'}"
         raise CheckpointError(f"there is no policy {wanted!r} in the package", fix=fix)
-    return root / wanted
+    return (root or _HERE) / wanted
 
 
-def about_bundled(name: str, root: Path = _HERE) -> str:
+def about_bundled(name: str, root: Path | None = None) -> str:
     """One line on a bundled policy; torch is not needed for it."""
-    extra = json.loads((root / name / "state.json").read_bytes())["extra"]
+    extra = json.loads(((root or _HERE) / name / "state.json").read_bytes())["extra"]
     told = f"{extra['algorithm']}, {extra['episodes']} episodes of {extra['profile']}"
     return f"{told}; {extra['about']}" if extra.get("about") else told

@@ -118,6 +118,13 @@ def test_export_and_pictures(typed: Typed, tmp_path: Path, monkeypatch: pytest.M
     assert said.code == 0, said.err
     assert said.answer["algorithm"] == "mappo"
     assert typed("runs", "export", "run", "alone").code == 21
+    from opencda_marl.policies import catalogue
+
+    monkeypatch.setattr(catalogue, "_HERE", tmp_path)  # as if it had come with the package
+    said = typed("run", "-t", PROFILE, "--out", "next", "--init-from", "bundled:alone", *short, "max_steps=100")
+    assert said.code == 0, said.err
+    assert typed("run", "-t", PROFILE, "--init-from", "bundled:nobody", *short).code == 20
+    assert "bundled:alone" in typed("list", "policies").out
     said = typed("evaluate", "alone", "--seeds", "9000:9001", "--animate", "out/new.png", "--json")
     assert said.code == 0, said.err
     assert [one["rival"] for one in said.answer["comparison"]] == ["random", "full_speed", "priority"]
