@@ -44,8 +44,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # its tables cut long names of options off
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 config_app = typer.Typer(help="Profiles: what is set, what can be set, copies of one's own.", no_args_is_help=True)
 runs_app = typer.Typer(help="Run folders: what there is, what can go.", no_args_is_help=True)

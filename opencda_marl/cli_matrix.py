@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opencda_marl.cli_answers import emit, quiet_stdout
+from opencda_marl.cli_launch import launch, missing, run_runner
 from opencda_marl.core.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from opencda_marl.launch.folder import MatrixFolder
     from opencda_marl.launch.launcher import Result
-    from opencda_marl.launch.place import Server
-    from opencda_marl.launch.plan import Options, Slot
     from opencda_marl.launch.request import Plan
 
 __all__ = ["matrix_app"]
@@ -50,14 +49,22 @@ def matrix_run(
     carla_bin: Annotated[str | None, typer.Option(envvar="CARLA_BIN", help="CarlaUE4.sh.")] = None,
     keep_carla: Annotated[bool | None, typer.Option(help="Leave the servers up at the end.")] = None,
     cuda_graph_update: Annotated[bool | None, typer.Option(help="Updates as a CUDA graph.")] = None,
+    mps: Annotated[bool | None, typer.Option(help="Share GPUs by NVIDIA's MPS.")] = None,
     fail_fast: Annotated[bool | None, typer.Option(help="Stop everything when a cell fails.")] = None,
     retries: Annotated[list[str] | None, typer.Option(metavar="CLASS=N", help="Failures forgiven; repeat.")] = None,
     deadline: Annotated[list[str] | None, typer.Option(metavar="PHASE=S", help="Seconds of silence; repeat.")] = None,
+    engine: Annotated[
+        Literal["local", "ray", "slurm"] | None, typer.Option(help="Who places runners; default: none, this machine.")
+    ] = None,
+    runners: Annotated[int | None, typer.Option(metavar="N", help="Runners at once, for --engine.")] = None,
+    engine_set: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="What --engine is told; repeat.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train all cells of a matrix; typed again it does what is left."""
     from opencda_marl.cli_tables import name_tables
-    from opencda_marl.launch.plan import numbered, parse_counts
+    from opencda_marl.launch.plan import numbered, parse_counts, parse_values
     from opencda_marl.launch.request import Asked, prepare
 
     given = {
@@ -69,7 +76,11 @@ def matrix_run(
         "carla_bin": carla_bin,
         "keep_carla": keep_carla,
         "cuda_graph_update": cuda_graph_update,
+        "mps": mps,
         "fail_fast": fail_fast,
+        "engine": engine,
+        "runners": runners,
+        "engine_set": parse_values(engine_set, "--engine-set") if engine_set else None,
         "retries": parse_counts(retries, "--retries") if retries else None,
         "deadlines": parse_counts(deadline, "--deadline") if deadline else None,
     }
@@ -80,8 +91,18 @@ def matrix_run(
         _show_plan(plan, as_json)
         return
     with quiet_stdout(as_json):
-        result = _launch(plan, _console(as_json))
+        result = launch(plan, _console(as_json))
     _answer(plan, result, as_json)
+
+
+@matrix_app.command("runner", hidden=True)
+def matrix_runner(folder: Folder, name: Annotated[str, typer.Argument(help="Its name below runners/.")]) -> None:
+    """What an engine places: works on the cells of a matrix that nobody else is at work on."""
+    result = run_runner(folder, name, _console(False))
+    if result.failed:
+        raise typer.Exit(1)
+    if result.stopped:
+        raise typer.Exit(Interrupted.exit_code)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -126,7 +147,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         }
         for cell in matrix.cells
     ]
-    notes = [*plan.notes, *gpu_notes(matrix.options, gpus), *(str(error) for error in _missing(plan).values())]
+    notes = [*plan.notes, *gpu_notes(matrix.options, gpus), *(str(error) for error in missing(matrix).values())]
     answer = {
         "name": matrix.name,
         "folder": str(plan.folder),
@@ -139,58 +160,6 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         emit(answer)
     else:
         show_plan(_console(False), answer)
-
-
-def _missing(plan: Plan) -> dict[Any, Any]:
-    """What a family of cells lacks here."""
-    from opencda_marl.core.errors import BackendMissingError
-    from opencda_marl.simulators.carla_session import check_client
-
-    if not any(cell.family == "carla" for cell in plan.matrix.cells):
-        return {}
-    try:
-        check_client()
-    except BackendMissingError as error:
-        return {"carla": error}
-    return {}
-
-
-def _launch(plan: Plan, console: Console) -> Result:
-    from opencda_marl.display_matrix import MatrixDisplay, show_slots
-    from opencda_marl.launch.folder import Writer
-    from opencda_marl.launch.gpus import find_gpus
-    from opencda_marl.launch.launcher import Launcher
-    from opencda_marl.launch.request import gpu_notes, slot_table
-    from opencda_marl.launch.scaling import room
-
-    matrix = plan.matrix
-    gpus = find_gpus() if matrix.options.cuda_visible_devices else None
-    most = room(matrix, gpus) if matrix.options.parallel == "auto" else matrix.options.parallel
-    with Writer(plan.folder) as folder:
-        folder.write_settings(plan.settings)
-        folder.write(matrix)
-        for note in (*plan.notes, *gpu_notes(matrix.options, gpus)):
-            console.print(f"note: {note}", markup=False, soft_wrap=True)
-        show_slots(console, slot_table(matrix, min(most, max(1, len(matrix.cells))), gpus))
-        with MatrixDisplay(console) as display:
-            launcher = Launcher(
-                folder,
-                matrix,
-                listener=display,
-                served=lambda cell: cell.family == "carla",
-                server_for=lambda slot: _server(matrix.options, folder, slot),
-                missing=_missing(plan),
-                limit=most,
-                cwd=Path.cwd(),
-            )
-            return launcher.run()
-
-
-def _server(options: Options, folder: MatrixFolder, slot: Slot) -> Server:
-    from opencda_marl.launch.servers import ServerOptions, make_server
-
-    wanted = ServerOptions(Path(options.carla_bin), keep=options.keep_carla)
-    return make_server(options.carla_restart_mode, slot, wanted, folder.slot(slot.index))
 
 
 def _answer(plan: Plan, result: Result, as_json: bool) -> None:

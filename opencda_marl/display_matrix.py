@@ -144,10 +144,14 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
     match kind:
         case "launched":
             slots = counted(len(facts["slots"]), "slot")
+            if facts.get("runners"):
+                slots = counted(facts["runners"], "runner")
+                slots += f", of which {facts['adopted']} at work already" if facts["adopted"] else ""
             return f"matrix {facts['name']}: {counted(facts['cells'], 'cell')}, {facts['left']} to do, {slots}"
         case "started":
             again = f", attempt {facts['attempt']}" if facts.get("attempt") else ""
-            return f"{cell}: started in slot {facts['slot']}{again}"
+            where = f" of {facts['runner']}" if facts.get("runner") else ""
+            return f"{cell}: started in slot {facts['slot']}{where}{again}"
         case "finished":
             return f"{cell}: finished"
         case "stopped":
@@ -161,10 +165,16 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
         case "failed":
             fix = f"\n  fix: {facts['fix']}" if facts.get("fix") else ""
             return f"{cell}: FAILED: {facts['failure']}: {facts['error']}{fix}\n  log: {facts['log']}"
+        case "scaled" if "mps" in facts:
+            now = "with" if facts["mps"] else "without"
+            return f"{facts['steps_per_s']:.0f} steps/s with {counted(facts['cells'], 'cell')}: now {now} MPS"
         case "scaled":
             return f"{facts['steps_per_s']:.0f} steps/s with {facts['before']}: now {counted(facts['cells'], 'cell')}"
+        case "lost":
+            return f"{cell}: another launcher has taken it over, as this one gave no sign of life"
         case "server_ready":
-            return f"slot {facts['slot']}: its server answers after {facts['seconds']:.0f} s"
+            note = f"\n  note: {facts['note']}" if facts.get("note") else ""
+            return f"slot {facts['slot']}: its server answers after {facts['seconds']:.0f} s{note}"
         case _:
             told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
             return f"{kind.replace('_', ' ')}{': ' if told else ''}{told}"

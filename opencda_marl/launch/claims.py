@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 from opencda_marl.core.errors import SimulatorError
 
@@ -35,6 +36,29 @@ class Claims:
                     fix="wait for it, or choose another --carla-rpc-port: slots are 10 ports apart",
                 ) from error
             held.listen()
+
+    @classmethod
+    def anywhere(cls, ports: Sequence[int], apart: int) -> tuple[Self, int]:
+        """These ports, or the first ones above them that no other launcher has.
+
+        Args:
+            ports: the first of each slot.
+            apart: slots are.
+
+        Returns:
+            The claims, and the first port.
+
+        Raises:
+            SimulatorError: no so many are left.
+        """
+        step = apart * len(ports)
+        while True:
+            try:
+                return cls(ports), ports[0]
+            except SimulatorError:
+                ports = [port + step for port in ports]
+                if ports[-1] + 2 > 65535:
+                    raise
 
     def close(self) -> None:
         """Give them back; may be called twice."""

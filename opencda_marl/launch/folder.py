@@ -11,6 +11,9 @@
                                  trainer.json      the process, as its keeper tells it
                                  console.log       what it printed
                slots/slot_<k>/   a server: server.json, server.log
+               claims/           which launcher has which cell (launch/leases.py)
+               runners/<name>/   a launcher that an engine has placed: .lock, launcher.json, launcher.jsonl and
+                                 control/ of its own, console.log, and runner.json, as its keeper tells it
 
 Files are the truth. Whether a cell is done stands in its run folder, and nowhere else.
 """
@@ -159,35 +162,52 @@ class MatrixFolder:
             os.close(descriptor)
         return None
 
-    def ask(self, wish: str) -> None:
-        """Leave a wish for the launcher: stop, kill, drain, retry-<cell>.
+    def runner(self, name: str) -> Path:
+        """What a launcher that an engine has placed writes about itself."""
+        return self.path / "runners" / name
+
+    def runners(self) -> list[str]:
+        """Names of all that were ever placed."""
+        try:
+            return sorted(entry.name for entry in (self.path / "runners").iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+    def ask(self, wish: str, runner: str | None = None) -> None:
+        """Leave a wish for the launcher, or for one that an engine has placed: stop, kill, drain, retry-<cell>.
 
         Raises:
             StorageError: it cannot be written.
         """
-        folder = self.path / "control"
+        folder = (self.path if runner is None else self.runner(runner)) / "control"
         with writing(folder):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / wish, b"", durable=False)
 
 
 class Writer(MatrixFolder):
-    """The one process that may change a matrix; it holds the lock until `close`.
+    """A launcher's hold on a matrix, or on its own part of it: it has the lock until `close`.
+
+    Args:
+        path: of the matrix.
+        runner: one that an engine has placed writes its heartbeats and events below `runners/`; None: the one process
+            that may change the matrix.
 
     Raises:
-        CheckpointError: another one does.
+        CheckpointError: another one has it.
         StorageError: the folder cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, runner: str | None = None) -> None:
         super().__init__(path)
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.own = self.path if runner is None else self.runner(runner)
+        with writing(self.own):
+            self.own.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.own / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._events: int | None = None
         if not self._locked():
             raise self._in_use()
-        with writing(self.path / _LOCK):
+        with writing(self.own / _LOCK):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
 
@@ -234,28 +254,33 @@ class Writer(MatrixFolder):
         launch.forgive()
         self.write_launch(cell, launch)
 
+    @property
+    def heartbeat_file(self) -> Path:
+        """launcher.json."""
+        return self.own / "launcher.json"
+
     def heartbeat(self, facts: Mapping[str, Any]) -> None:
         """launcher.json."""
         told = {**facts, "pid": os.getpid(), "host": socket.gethostname(), "updated": time.time()}
-        write_whole(self.path / "launcher.json", json.dumps(told).encode(), durable=False)
+        write_whole(self.heartbeat_file, json.dumps(told).encode(), durable=False)
 
     def event(self, kind: str, **facts: Any) -> None:
         """A line of launcher.jsonl."""
         line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}).encode() + b"\n"
-        with writing(self.path / "launcher.jsonl"):
+        with writing(self.own / "launcher.jsonl"):
             if self._events is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._events = os.open(self.path / "launcher.jsonl", flags, 0o644)
+                self._events = os.open(self.own / "launcher.jsonl", flags, 0o644)
             os.write(self._events, line)
 
     def wishes(self) -> list[str]:
         """What others asked for since; each is told once."""
         try:
-            found = sorted(entry.name for entry in (self.path / "control").iterdir() if entry.name[0] != ".")
+            found = sorted(entry.name for entry in (self.own / "control").iterdir() if entry.name[0] != ".")
         except FileNotFoundError:
             return []
         for name in found:
-            (self.path / "control" / name).unlink(missing_ok=True)
+            (self.own / "control" / name).unlink(missing_ok=True)
         return found
 
     def _locked(self) -> bool:

@@ -8,22 +8,25 @@ Longer than other modules, because a cell's way through its states is to be read
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.core.errors import OpenCDAError, OutOfMemoryError
 from opencda_marl.core.run_folder import is_running
 from opencda_marl.launch.cells import Cell, Family
 from opencda_marl.launch.claims import Claims
 from opencda_marl.launch.folder import Launch, Matrix, Writer, is_done, saved_episodes
 from opencda_marl.launch.keeper import find, keep
+from opencda_marl.launch.leases import Leases
+from opencda_marl.launch.mps import Mps
 from opencda_marl.launch.place import Listener, Place, Server
-from opencda_marl.launch.plan import Slot, make_slot
-from opencda_marl.launch.scaling import Tuner, steady
+from opencda_marl.launch.plan import PORTS_APART, Slot, make_slot
+from opencda_marl.launch.scaling import Switch, Tuner, steady
 from opencda_marl.launch.status import row
 from opencda_marl.launch.trainers import (
     EAGER,
@@ -45,6 +48,7 @@ __all__ = ["Launcher", "Result"]
 
 _POLL = 0.2  # [s] between two looks at the processes
 _BEAT = 1.0  # [s] between two looks at what they write, and two heartbeats of our own
+_LOST = "lost"  # asked of a trainer whose cell another launcher has taken over
 _RATE = 3.0  # [s] over which steps per second are told, at least
 
 
@@ -71,6 +75,9 @@ class Launcher:
         limit: the most cells at once, for `--parallel auto`.
         cwd: where trainers run.
         program: what trains: it takes the arguments of `opencda-marl`.
+        mps: services of the GPUs, closed by us; `--parallel auto` measures whether they are of use.
+        shared: an engine has placed it: other launchers work on the same matrix, perhaps on the same machine. It leaves
+            when all that is left is in their hands, and takes other ports where its own are in use.
     """
 
     def __init__(
@@ -85,6 +92,8 @@ class Launcher:
         limit: int = 1,
         cwd: Path | None = None,
         program: Sequence[str] = PROGRAM,
+        shared: bool = False,
+        mps: Mps | None = None,
     ) -> None:
         self.folder, self.matrix, self.options = folder, matrix, matrix.options
         self._listener = listener
@@ -94,14 +103,18 @@ class Launcher:
         self._launches: dict[str, Launch] = {}
         self._waiting: list[str] = []
         self._not_before: dict[str, float] = {}
-        self._inherited: set[str] = set()  # cells that an earlier launcher left at work
         self._begun = time.monotonic()
+        self._starved: set[str] = set()  # cells that found no memory: not before another one has given its own back
         self._rows: dict[str, dict[str, Any]] = {}
         self._failed: set[str] = set()
         self._places: list[Place] = []
         self._most = limit if self.options.parallel == "auto" else int(self.options.parallel)
         self._claims = Claims(())
-        self._tuner = Tuner(limit) if self.options.parallel == "auto" else None
+        self._shared = shared
+        self._leases = Leases(folder, folder.heartbeat_file, limit=self.options.deadline("lease"))
+        self._mps = mps
+        switch = None if mps is None else Switch()
+        self._tuner = Tuner(limit, switch=switch) if self.options.parallel == "auto" else None
         self._beaten = 0.0
         self.wishes = Wishes()
 
@@ -130,22 +143,28 @@ class Launcher:
             launch = Launch()
             if not is_done(cell, self.folder.status(cell.id)):
                 launch = self.folder.read_launch(cell.id)
-                if launch.state == "running":
-                    self._inherited.add(cell.id)
-                self._mend(cell, launch)
+                if self._leases.free(cell.id):
+                    self._mend(cell, launch)
                 if launch.state == "failed":
                     self._failed.add(cell.id)
                 else:
                     self._waiting.append(cell.id)
             self._launches[cell.id] = launch
             self._rows[cell.id] = row(self.folder, cell, launch)
-        most = min(self._most, len(self._waiting))
-        ports = [slot.rpc_port for slot in map(self._slot, range(most)) if slot.rpc_port is not None]
-        self._claims = Claims(ports)
+        self._claim_ports(min(self._most, len(self._waiting)))
         while len(self._places) < max(1, self._wanted()):
             self._add_place()
         slots = [place.slot.describe() for place in self._places]
         self._tell("launched", name=self.matrix.name, cells=len(self._cells), left=len(self._waiting), slots=slots)
+
+    def _claim_ports(self, slots: int) -> None:
+        """Of all slots; where others have them and we are one of many, the next ones."""
+        ports = [slot.rpc_port for slot in map(self._slot, range(slots)) if slot.rpc_port is not None]
+        if self._shared and ports:
+            self._claims, first = Claims.anywhere(ports, PORTS_APART)
+            self.options = replace(self.options, carla_rpc_port=first)
+        else:
+            self._claims = Claims(ports)
 
     def _mend(self, cell: Cell, launch: Launch) -> None:
         """An attempt that a launcher left when it died is nobody's failure."""
@@ -177,7 +196,11 @@ class Launcher:
         for place in self._places:
             with suppress(OpenCDAError):  # the disk may be full, and nobody can be told
                 place.stop_server()
+        if self._mps is not None:
+            with suppress(OpenCDAError):
+                self._mps.close()
         self._claims.close()
+        self._leases.close()
         with suppress(OpenCDAError):
             self._beat(phase="ended")
 
@@ -195,7 +218,7 @@ class Launcher:
         busy = any(not place.free for place in self._places)
         if time.monotonic() - self._beaten >= _BEAT:
             self._beat(phase="stopping" if self.wishes.stop else "draining" if self.wishes.drain else "running")
-        return busy or bool(self._waiting and not stopping)
+        return busy or (not stopping and any(not self._shared or not self._leases.elsewhere(n) for n in self._waiting))
 
     def _hear(self) -> None:
         """Signals and the wishes of other processes."""
@@ -223,8 +246,8 @@ class Launcher:
     def _retry(self, named: str) -> None:
         if named in self._failed:
             self._failed.discard(named)
-            self._launches[named].forgive()
-            self._write(named)
+            self.folder.forgive(named)
+            self._launches[named] = self.folder.read_launch(named)
             self._waiting.append(named)
             self._tell("retry", cell=named, name=self._cells[named].name)
 
@@ -246,17 +269,41 @@ class Launcher:
 
     def _next_cell(self, place: Place) -> None:
         now = time.monotonic()
-        for name in self._waiting:
-            if now >= self._not_before.get(name, 0.0) and self._unused(name):
-                self._waiting.remove(name)
+        for name in list(self._waiting):
+            if now < self._not_before.get(name, 0.0) or not self._fits(name):
+                continue
+            if not self._leases.free(name) or not self._unused(name):
+                continue
+            known = self._leases.mine(name)
+            if not self._leases.take(name):
+                continue
+            self._waiting.remove(name)
+            if known or self._taken(name):
                 place.cell = self._cells[name]
                 return
+            self._leases.give_back(name)
+
+    def _taken(self, name: str) -> bool:
+        """Is there anything to do for a cell that others may have had since it was looked at?"""
+        cell, launch = self._cells[name], self.folder.read_launch(name)
+        done = is_done(cell, self.folder.status(name))
+        if not done:
+            self._mend(cell, launch)
+        if launch.state == "failed":
+            self._failed.add(name)
+        self._launches[name], self._rows[name] = launch, row(self.folder, cell, launch)
+        return not done and launch.state != "failed"
+
+    def _fits(self, name: str) -> bool:
+        """May there be memory for it now? Once nobody else is at work there never is more."""
+        if all(place.kept is None for place in self._places):
+            self._starved.clear()
+        return name not in self._starved
 
     def _unused(self, name: str) -> bool:
         """Is nobody at work in the cell's run folder? What an earlier launcher left there ends by itself."""
-        left = find(self.folder.launch(name) / "trainer.json") if name in self._inherited else None
+        left = None if self._leases.mine(name) else find(self.folder.launch(name) / "trainer.json")
         if left is None:
-            self._inherited.discard(name)
             return not is_running(self.folder.run(name))
         if time.monotonic() - self._begun > self.options.deadline("stopping"):
             left.kill()
@@ -269,11 +316,38 @@ class Launcher:
             if place.cell.family in self._missing:
                 raise self._missing[place.cell.family]
             limit = self.options.deadline("server")
-            return not self._served(place.cell) or place.served(self._server_for, limit)
+            if not (self._served(place.cell) or self._serviced(place)):
+                return True
+            ready = not self._served(place.cell) or place.served(self._server_for, limit)
+            return ready and (not self._serviced(place) or self._gpu_ready(place))
         except OpenCDAError as error:
             self._attempt(place)
             self._close_attempt(place, Outcome(kind_of(error), error.message, error.fix), None)
             return False
+
+    # --- the multi-process service of a GPU
+
+    def _serviced(self, place: Place) -> bool:
+        """Is its next trainer to use one?"""
+        tuned = self._tuner is None or self._tuner.switch is None or self._tuner.switch.on
+        on_gpu = place.slot.cuda is not None and place.cell is not None and place.cell.device != "cpu"
+        return self._mps is not None and tuned and on_gpu
+
+    def _gpu_ready(self, place: Place) -> bool:
+        assert self._mps is not None
+        assert place.slot.cuda is not None
+        return self._mps.ready(place.slot.cuda)
+
+    def _service(self, place: Place) -> dict[str, str]:
+        """What its trainer is told."""
+        if self._mps is None or not place.mps or place.slot.cuda is None:
+            return {}
+        return self._mps.environment(place.slot.cuda)
+
+    def _service_died(self, place: Place) -> bool:
+        if self._mps is None or not place.mps or place.slot.cuda is None:
+            return False
+        return self._mps.died(place.slot.cuda)
 
     # --- an attempt
 
@@ -283,9 +357,8 @@ class Launcher:
         launch = self._launches[place.cell.id]
         launch.made += 1
         begun = saved_episodes(self.folder.run(place.cell.id))
-        launch.attempts.append(
-            {"number": launch.made, "started": time.time(), "slot": place.slot.index, "from": begun, **facts}
-        )
+        where = {"slot": place.slot.index, "host": socket.gethostname()}
+        launch.attempts.append({"number": launch.made, "started": time.time(), **where, "from": begun, **facts})
         launch.state = "running"
         self._write(place.cell.id)
 
@@ -293,7 +366,8 @@ class Launcher:
         assert place.cell is not None
         cell, folder = place.cell, self.folder.launch(place.cell.id)
         launch = self._launches[cell.id]
-        self._attempt(place)
+        place.mps = self._serviced(place)
+        self._attempt(place, **({"mps": True} if place.mps else {}))
         log = folder / "console.log"
         place.said_from = log.stat().st_size if log.exists() else 0
         try:
@@ -305,7 +379,7 @@ class Launcher:
                     port=place.slot.rpc_port if self._served(cell) else None,
                     program=self._program,
                 ),
-                env=environment(place.slot, cell),
+                env=environment(place.slot, cell) | self._service(place),
                 cwd=self._cwd,
                 log=log,
                 record=folder / "trainer.json",
@@ -325,7 +399,9 @@ class Launcher:
         assert place.kept is not None
         assert place.cell is not None
         code = place.kept.poll()
-        if code is not None:
+        if code is not None and place.asked == _LOST:
+            self._lose(place)
+        elif code is not None:
             status = self.folder.status(place.cell.id)
             outcome = classify(
                 code,
@@ -333,9 +409,13 @@ class Launcher:
                 finished=is_done(place.cell, status),
                 asked=place.asked,
             )
+            if outcome.kind in ("error", "signal") and self._service_died(place):
+                outcome = replace(outcome, kind="mps")
             self._close_attempt(place, outcome, code)
         elif place.asked is not None and time.monotonic() - place.asked_at > self.options.deadline("stopping"):
             place.kept.kill()
+        elif place.asked is None and self._service_died(place):
+            place.end("mps: the multi-process service of its GPU died")
         elif place.asked is None and self._served(place.cell) and place.server and not place.server.alive():
             place.end("simulator: its server died")  # it would wait for an answer
 
@@ -352,6 +432,7 @@ class Launcher:
             "saved": saved,
         }
         place.clear()
+        self._starved.clear()
         facts = {"cell": cell.id, "name": cell.name, "slot": place.slot.index, "code": code, "error": outcome.text}
         stuck = outcome.kind == "recycle" and forgiven(launch, "recycle", self.options) is None
         if stuck:
@@ -367,11 +448,18 @@ class Launcher:
         if outcome.kind in ("simulator", "deadline", "recycle") and self._served(cell):
             place.restart_server()
         self._write(cell.id)
+        if launch.state in ("finished", "failed", "stopped"):
+            self._leases.give_back(cell.id)
         self._rows[cell.id] = row(self.folder, cell, launch)
 
     def _fail(self, cell: Cell, launch: Launch, outcome: Outcome, facts: dict[str, Any]) -> None:
         launch.failure, launch.error = outcome.kind, outcome.text
         count = forgiven(launch, outcome.kind, self.options)
+        if outcome.kind == "memory":
+            refused = launch.attempts[-1].get("exit_code") == OutOfMemoryError.exit_code
+            if refused and all(other.kept is None for other in self._places):
+                count = None  # with all the memory that there is: it would be refused again
+            self._starved.add(cell.id)
         note = self._go_eager(cell, launch) if outcome.kind == "capture" and count is not None else None
         if count is None:
             launch.state = "failed"
@@ -403,7 +491,17 @@ class Launcher:
     def _give_back(self, place: Place) -> None:
         assert place.cell is not None
         self._waiting.insert(0, place.cell.id)
+        self._leases.give_back(place.cell.id)
         place.cell = None
+
+    def _lose(self, place: Place) -> None:
+        """Another launcher held us for dead. What it does with the cell is written by it."""
+        assert place.cell is not None
+        cell = place.cell
+        self._leases.lose(cell.id)
+        place.clear()
+        self._waiting.append(cell.id)
+        self._tell("lost", cell=cell.id, name=cell.name, slot=place.slot.index)
 
     # --- once a second
 
@@ -413,6 +511,9 @@ class Launcher:
         for place in self._places:
             if place.cell is None:
                 continue
+            if not self._leases.holds(place.cell.id):
+                self._hand_over(place)
+                continue
             launch = self._launches[place.cell.id]
             self._rows[place.cell.id] = found = row(self.folder, place.cell, launch)
             if place.kept is None:
@@ -421,6 +522,9 @@ class Launcher:
             if found["state"] in ("training", "updating") and found["env_steps"] is not None:
                 place.samples.append((now, found["env_steps"]))
             self._watch(place)
+        for name in self._waiting:
+            if self._leases.elsewhere(name):  # and what becomes of it there is read in its files
+                self._rows[name] = row(self.folder, self._cells[name])
         rate = self._rate()
         if self._tuner is not None and phase == "running":
             self._rescale(self._tuner, now)
@@ -428,6 +532,12 @@ class Launcher:
         facts = {"phase": phase, "steps_per_s": rate, "slots": slots, "waiting": len(self._waiting)}
         self.folder.heartbeat({**facts, "name": self.matrix.name, "failed": len(self._failed)})
         self._listener("beat", {**facts, "rows": list(self._rows.values())})
+
+    def _hand_over(self, place: Place) -> None:
+        if place.kept is None:
+            self._lose(place)
+        elif place.asked != _LOST:
+            place.end(_LOST)
 
     def _watch(self, place: Place) -> None:
         assert place.watch is not None
@@ -449,7 +559,8 @@ class Launcher:
         changed = tuner.consider(now, [place.samples for place in busy] if calm else [], len(self._waiting))
         if changed is not None:
             self._tell("scaled", **changed)
-            for place in busy[tuner.scale.cells :]:
+            # another environment is that of another process
+            for place in busy if "mps" in changed else busy[tuner.scale.cells :]:
                 place.ask_to_stop()
 
     def _write(self, cell: str) -> None:

@@ -57,6 +57,7 @@ class Place:
     asked: str | None = None  # why the trainer was ended: `stop`, or a class of failures and what happened
     asked_at: float = 0.0  # [s] when that was
     said_from: int = 0  # byte of console.log where its trainer began to speak
+    mps: bool = False  # does its trainer hang on the GPU's multi-process service?
     server: Server | None = None
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=120))  # time [s], steps
     _since: float = 0.0  # [s] when its server began
@@ -108,7 +109,8 @@ class Place:
         waited = time.monotonic() - self._since
         self._answers = self.server.ready()
         if self._answers:
-            self.tell("server_ready", {"slot": self.slot.index, "seconds": round(waited, 1)})
+            note = self.server.describe().get("note")
+            self.tell("server_ready", {"slot": self.slot.index, "seconds": round(waited, 1), "note": note})
         elif waited > limit:
             raise DeadlineError(f"the server of slot {self.slot.index} does not answer after {waited:.0f} s")
         return self._answers

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from opencda_marl.config_yaml import parse_value
 from opencda_marl.core.errors import ConfigError
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "numbered",
     "options_from",
     "parse_counts",
+    "parse_values",
 ]
 
 FIRST_PORT = 2000
@@ -32,6 +34,7 @@ DEFAULT_BINARY = "/opt/CARLA_0.9.16/CarlaUE4.sh"
 
 RETRIES: Mapping[str, int] = {
     "simulator": 5,
+    "mps": 3,  # the multi-process service of its GPU died, and all cells there with it
     "deadline": 3,
     "memory": 2,
     "capture": 1,  # once more, eager
@@ -51,6 +54,7 @@ DEADLINES: Mapping[str, float] = {
     "evaluating": 3600.0,
     "reporting": 3600.0,
     "stopping": 120.0,  # from the wish to stop to the kill
+    "lease": 120.0,  # of a launcher on another machine, until its cells are taken over
 }
 """[s] that a cell may be silent in each phase before it is killed and counted as past its deadline."""
 
@@ -75,7 +79,10 @@ class Slot:
 class Options:
     """What a launch was asked for beside its cells."""
 
-    parallel: int | Literal["auto"] = 1  # slots
+    parallel: int | Literal["auto"] = 1  # slots, of each runner
+    engine: Literal["local", "ray", "slurm"] = "local"  # who places runners
+    runners: int | None = None  # at once; None: what the engine has room for
+    engine_set: Mapping[str, Any] = field(default_factory=dict)  # what the engine is told
     cuda_visible_devices: tuple[str, ...] = ()  # numbers in PCI order, or UUIDs
     carla_gpus: tuple[int, ...] = ()
     carla_rpc_port: int = FIRST_PORT  # slot k: this + 10 k
@@ -83,6 +90,7 @@ class Options:
     carla_bin: str = DEFAULT_BINARY
     keep_carla: bool = False
     cuda_graph_update: bool = False
+    mps: bool = False  # learners of one GPU share its contexts
     fail_fast: bool = False
     retry_delay: float = 1.0  # [s] before the first retry; doubled with each further one
     retries: Mapping[str, int] = field(default_factory=dict)  # over RETRIES
@@ -93,6 +101,15 @@ class Options:
             raise ConfigError(
                 f"--parallel {self.parallel}: at least one cell runs", fix="write a number from 1, or auto"
             )
+        if self.engine == "local" and (self.runners is not None or self.engine_set):
+            raise ConfigError(
+                "--runners and --engine-set are for an engine that places runners on other machines",
+                fix="add --engine ray or --engine slurm; here --parallel is the number of cells at once",
+            )
+        if self.mps and self.engine == "local" and not self.cuda_visible_devices:
+            raise ConfigError("--mps: which GPUs?", fix="name those of the learners: --cuda-visible-devices 0,1")
+        if self.runners is not None and self.runners < 1:
+            raise ConfigError(f"--runners {self.runners}: at least one is needed", fix="write a number from 1")
         if self.carla_restart_mode == "docker" and self.carla_gpus:
             raise ConfigError(
                 "--carla-gpus does nothing with --carla-restart-mode docker: a container is pinned to its card when it "
@@ -136,6 +153,8 @@ def options_from(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> Optio
     both |= {name: value for name, value in given.items() if value is not None}
     for name in ("cuda_visible_devices", "carla_gpus"):
         both[name] = tuple(both.get(name, ()))
+    if given.get("engine") is not None and given["engine"] != recorded.get("engine"):  # what another one was told
+        both |= {"runners": given.get("runners"), "engine_set": given.get("engine_set") or {}}
     if both.get("carla_restart_mode") == "docker" and given.get("carla_gpus") is None:
         both["carla_gpus"] = ()
     return Options(**both)
@@ -176,6 +195,21 @@ def numbered(text: str, flag: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
         raise ConfigError(f"{flag} {text!r} is not understood", fix=f"write numbers with commas: {flag} 0,1")
     return tuple(int(word) for word in words)
+
+
+def parse_values(given: list[str], flag: str) -> dict[str, Any]:
+    """`timeout_min=60` arguments; numbers and true and false are such, all else is text.
+
+    Raises:
+        ConfigError: one is not a name and a value.
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not value:
+            raise ConfigError(f"{flag} {text!r} is not understood", fix=f"write NAME=VALUE, e.g. {flag} num_gpus=1")
+        found[name] = parse_value(value, f"{flag} {name}=")
+    return found
 
 
 def parse_counts(given: list[str], flag: str) -> dict[str, float]:

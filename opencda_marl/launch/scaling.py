@@ -13,7 +13,7 @@ from opencda_marl.launch.cells import Family
 from opencda_marl.launch.folder import Matrix
 from opencda_marl.launch.gpus import Gpu
 
-__all__ = ["GAIN", "Machine", "Scale", "Tuner", "most_cells", "next_scale", "room", "steady"]
+__all__ = ["GAIN", "Machine", "Scale", "Switch", "Tuner", "most_cells", "next_scale", "room", "steady"]
 
 GAIN = 0.05  # of the aggregate steps per second, for which one more cell is worth it
 
@@ -96,16 +96,34 @@ def next_scale(scale: Scale, rate: float, *, limit: int) -> Scale:
     return Scale(grown, (*before, rate), settled=grown == scale.cells)
 
 
+class Switch:
+    """Something that may be on or off: measured off, then on, and left on if that brings more than 5 %."""
+
+    def __init__(self) -> None:
+        self.on = self.decided = False
+        self._off = 0.0  # aggregate steps per second without it
+
+    def measured(self, rate: float) -> bool:
+        """Go on with what was measured as things stand. Returns: was it switched?"""
+        if not self.on:
+            self._off, self.on = rate, True
+            return True
+        self.decided = True
+        self.on = rate > (1.0 + GAIN) * self._off
+        return not self.on
+
+
 class Tuner:
     """Measures, and lets `next_scale` decide.
 
     Args:
         most: cells that there is room for.
         window: [s] of undisturbed work that a measurement takes.
+        switch: tried when the number of cells has settled, if that is more than one.
     """
 
-    def __init__(self, most: int, *, window: float = 20.0) -> None:
-        self.scale = Scale()
+    def __init__(self, most: int, *, window: float = 20.0, switch: Switch | None = None) -> None:
+        self.scale, self.switch = Scale(), switch
         self._most, self._window = most, window
         self._since = 0.0  # [s] when the present number of cells began
 
@@ -130,6 +148,10 @@ class Tuner:
         if len(known) < len(rates):
             return None
         before, self._since = self.scale, now
+        if self.switch is not None and before.settled and before.cells > 1 and not self.switch.decided:
+            changed = self.switch.measured(sum(known))
+            told = {"cells": before.cells, "before": before.cells, "steps_per_s": round(sum(known), 1)}
+            return {**told, "mps": self.switch.on} if changed else None
         self.scale = next_scale(before, sum(known), limit=min(self._most, len(samples) + waiting))
         if self.scale.cells == before.cells:
             return None

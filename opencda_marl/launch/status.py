@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -15,10 +16,12 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.run_folder import ACTIVE_PHASES, is_running, read_episodes
 from opencda_marl.launch.cells import Cell
 from opencda_marl.launch.folder import Launch, Matrix, MatrixFolder, is_done, read_json, saved_episodes
+from opencda_marl.launch.runners import live_runners, together
 
 __all__ = ["aggregate", "find_cell", "overview", "recent_success", "report", "row", "rows"]
 
 _RECENT = 20  # episodes that figures are over
+_FRESH = 300.0  # [s] since a heartbeat from another machine; an update may take some
 _LINE = 4096  # bytes of a line of episodes.jsonl, generously
 
 
@@ -92,8 +95,16 @@ def _state(folder: MatrixFolder, cell: Cell, launch: Launch, status: Mapping[str
         return "starting" if launch.attempts and launch.attempts[-1].get("pid") else "died"
     phase = str(status.get("phase"))
     if phase in ACTIVE_PHASES:
-        return phase if is_running(folder.run(cell.id)) else "died"
+        return phase if _at_work(folder, cell, launch, status) else "died"
     return "ending"
+
+
+def _at_work(folder: MatrixFolder, cell: Cell, launch: Launch, status: Mapping[str, Any]) -> bool:
+    """Locks of other machines are not seen on every file system; there a heartbeat has to do."""
+    if is_running(folder.run(cell.id)):
+        return True
+    elsewhere = launch.attempts[-1].get("host") not in (None, socket.gethostname())
+    return elsewhere and time.time() - float(status.get("updated", 0.0)) < _FRESH
 
 
 def _progress(cell: Cell, status: Mapping[str, Any]) -> float:
@@ -159,6 +170,8 @@ def aggregate(folder: MatrixFolder, found: Sequence[Mapping[str, Any]]) -> dict[
     owner = folder.owner()
     told = read_json(folder.path / "launcher.json")
     alive = owner is not None and told.get("pid") == owner
+    live = live_runners(folder)
+    now = told if alive else together(live)  # runners may outlive whoever has placed them
     return {
         "total": len(found),
         "states": states,
@@ -167,8 +180,9 @@ def aggregate(folder: MatrixFolder, found: Sequence[Mapping[str, Any]]) -> dict[
         "launcher": owner,
         "launcher_phase": told.get("phase") if alive else None,
         "silent_s": round(time.time() - told["updated"], 1) if alive else None,
-        "steps_per_s": told.get("steps_per_s") if alive else None,
-        "slots": told.get("slots", []) if alive else [],
+        "steps_per_s": now.get("steps_per_s"),
+        "slots": now.get("slots", []),
+        "runners": {name: {"host": one.get("host"), "phase": one["phase"]} for name, one in live.items()},
     }
 
 

@@ -71,6 +71,7 @@ _KINDS = {
     RECYCLE: "recycle",
 }
 _NO_MEMORY = re.compile(r"^[\w.]*(?:OutOfMemoryError|MemoryError)\b", re.M)
+_MPS = re.compile(r"\bMPS (?:client|server|control daemon)\b")  # of CUDA's own errors
 _TAIL = 8192  # bytes of console.log that are looked at
 
 
@@ -175,6 +176,8 @@ def classify(code: int, console: str, *, finished: bool, asked: str | None = Non
     kind = _KINDS.get(code, "error")
     if kind == "error" and _NO_MEMORY.search(console):
         kind = "memory"
+    elif kind == "error" and _MPS.search(console):
+        kind = "mps"
     if code == 0:
         return Outcome(kind, "the trainer ended well, but its budget is not used up")
     text, fix = _message(console)

@@ -1,6 +1,7 @@
 """Matrices whose cells are trained by tests/launch/trainee.py, here or by a launcher in a process of its own.
 
 python matrices.py FOLDER '{"cells": 3, "episodes": 4, "options": {"parallel": 2}}'     launches, as `matrix run` does
+python matrices.py matrix runner FOLDER NAME                                            as an engine's runner
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from opencda_marl.launch.launcher import Launcher, Result
 from opencda_marl.launch.plan import options_from
 
 ROOT = Path(__file__).parents[2]
+RUNNER = (sys.executable, __file__)
 PROGRAM = (sys.executable, "-S", str(Path(__file__).with_name("trainee.py")))
 QUICK = {"retry_delay": 0.01, "deadlines": {"stopping": 5.0}}
 
@@ -95,7 +97,18 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def runner(path: Path, name: str) -> int:
+    """As `matrix runner` does."""
+    made = MatrixFolder(path).read()
+    nothing: Any = {"served": lambda _cell: False, "server_for": None, "missing": {}}
+    with Writer(path, name) as folder:
+        result = Launcher(folder, made, listener=Heard(), program=PROGRAM, shared=True, **nothing).run()
+    return 130 if result.stopped else 0
+
+
 def main() -> int:
+    if sys.argv[1:3] == ["matrix", "runner"]:
+        return runner(Path(sys.argv[3]), sys.argv[4])
     path, request = Path(sys.argv[1]), json.loads(sys.argv[2])
     made = matrix(request["cells"], request["episodes"], **request["options"])
     try:

@@ -73,7 +73,7 @@ def test_a_raised_budget_goes_on_where_the_cell_ended(tmp_path: Path) -> None:
     [
         ("exit:10 " * 9, "simulator", 6),
         ("exit:12 " * 9, "deadline", 4),
-        ("exit:34 " * 9, "memory", 3),
+        ("exit:34 " * 9, "memory", 1),  # with the machine for itself: it would be refused again
         ("oom " * 9, "memory", 3),
         ("exit:21 " * 9, "storage", 4),
         ("exit:1 " * 9, "error", 2),
@@ -105,8 +105,19 @@ def test_an_episode_saved_in_between_begins_the_count_anew(tmp_path: Path, plans
     assert launch(tmp_path / "n", matrix([cell(1)], retries={"simulator": 3}, retry_delay=0.0)).finished == 0
 
 
+def test_a_cell_that_found_no_memory_waits_for_that_of_another(
+    tmp_path: Path, plans: Callable[[int, str], None]
+) -> None:
+    plans(0, "exit:34 fine")
+    made = matrix([cell(0), cell(1, 40)], parallel=2, retry_delay=0.0)
+    assert launch(tmp_path / "m", made).finished == 2
+    assert _attempts(tmp_path / "m", 0) == ["memory", "finished"]
+    again, other = (MatrixFolder(tmp_path / "m").read_launch(f"{index:012x}").attempts[-1] for index in range(2))
+    assert again["started"] >= other["ended"]
+
+
 def test_classes_do_not_share_a_budget(tmp_path: Path, plans: Callable[[int, str], None]) -> None:
-    plans(0, "exit:1 exit:10 exit:34 signal:11 fine")
+    plans(0, "exit:1 exit:10 oom signal:11 fine")
     assert launch(tmp_path / "m", matrix(1, retry_delay=0.0)).finished == 1
     assert _attempts(tmp_path / "m", 0) == ["error", "simulator", "memory", "signal", "finished"]
 
