@@ -29,7 +29,8 @@ matrix_app = typer.Typer(help="Many training runs at once: run, watch, stop, rep
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The matrix folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout's last line, the rest on stderr.")]
 Many = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of all cells; repeat.")]
-_WAIT = 150.0  # [s] for a launcher to end
+_WAIT = 200.0  # [s] for a launcher to end
+_NOBODY = "no launcher is at work here"
 
 
 @matrix_app.command("run")
@@ -148,6 +149,8 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         for cell in matrix.cells
     ]
     notes = [*plan.notes, *gpu_notes(matrix.options, gpus), *(str(error) for error in missing(matrix).values())]
+    if matrix.options.engine != "local":
+        notes.insert(0, f"each runner that {matrix.options.engine} places has these slots")
     answer = {
         "name": matrix.name,
         "folder": str(plan.folder),
@@ -246,7 +249,7 @@ def matrix_logs(
         file, shown = there.launch(find_cell(matrix, cell).id) / "console.log", _as_it_is
     found = _last_lines(file, lines)
     if as_json:
-        told: Sequence[Any] = [json.loads(line) for line in found] if cell is None else found
+        told: Sequence[Any] = [_facts(line) for line in found] if cell is None else found
         emit({"file": str(file), "lines": told})
         return
     for line in found:
@@ -259,10 +262,19 @@ def _as_it_is(line: str) -> str:
     return line.rstrip()
 
 
+def _facts(line: str) -> dict[str, Any] | str:
+    try:
+        return dict(json.loads(line))
+    except (ValueError, TypeError):
+        return line.rstrip()  # cut off, by a full disk
+
+
 def _event(line: str) -> str:
     from opencda_marl.display_matrix import event_line
 
-    facts = json.loads(line)
+    facts = _facts(line)
+    if isinstance(facts, str):
+        return facts
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.pop("time")))
     return f"{stamp}  {event_line(facts.pop('event'), facts)}"
 
@@ -299,34 +311,43 @@ def matrix_stop(
 ) -> None:
     """Stop the launcher: every cell saves its last episode boundary. Like Ctrl-C."""
     from opencda_marl.core.errors import DeadlineError
+    from opencda_marl.launch.runners import live_runners
 
-    there, owner = _at_work(folder)
-    if owner is not None:
-        there.ask("kill" if kill else "stop")
+    there, owner, runners = _at_work(folder)
+    _ask(there, owner, runners, "kill" if kill else "stop")
     deadline = time.monotonic() + _WAIT
-    while wait and owner is not None and there.owner() is not None:
+    while wait and (there.owner() is not None if owner is not None else live_runners(there)):
         if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"the launcher (process {owner}) does not end", fix=f"kill -CONT {owner}; or kill -9 {owner}"
-            )
+            fix = f"kill -CONT {owner}; or kill -9 {owner}" if owner else "end them with the engine's own commands"
+            raise DeadlineError(f"{_who(owner, runners)} does not end", fix=fix)
         time.sleep(0.1)
-    _said(as_json, {"launcher": owner, "asked": owner is not None}, _stopped(owner, wait))
+    done = "has ended" if wait else "was asked to stop"
+    _said(as_json, _asked(owner, runners), f"{_who(owner, runners)} {done}" if owner or runners else _NOBODY)
 
 
-def _stopped(owner: int | None, wait: bool) -> str:
-    if owner is None:
-        return "no launcher is at work here"
-    return f"the launcher (process {owner}) {'has ended' if wait else 'was asked to stop'}"
+def _ask(there: MatrixFolder, owner: int | None, runners: Sequence[str], wish: str) -> None:
+    """The launcher passes it on; runners that have outlived theirs are asked themselves."""
+    if owner is not None:
+        there.ask(wish)
+    for name in runners:
+        there.ask(wish, name)
+
+
+def _asked(owner: int | None, runners: Sequence[str]) -> dict[str, Any]:
+    return {"launcher": owner, "runners": list(runners), "asked": owner is not None or bool(runners)}
+
+
+def _who(owner: int | None, runners: Sequence[str]) -> str:
+    return f"the launcher (process {owner})" if owner is not None else f"each runner ({', '.join(runners)})"
 
 
 @matrix_app.command("drain")
 def matrix_drain(folder: Folder, as_json: AsJson = False) -> None:
     """Start no more cells; those that run are trained to their end."""
-    there, owner = _at_work(folder)
-    if owner is not None:
-        there.ask("drain")
-    said = "no launcher is at work here" if owner is None else "no more cells are started; those that run go on"
-    _said(as_json, {"launcher": owner, "asked": owner is not None}, said)
+    there, owner, runners = _at_work(folder)
+    _ask(there, owner, runners, "drain")
+    said = "no more cells are started; those that run go on" if owner is not None or runners else _NOBODY
+    _said(as_json, _asked(owner, runners), said)
 
 
 @matrix_app.command("retry")
@@ -340,7 +361,7 @@ def matrix_retry(
     from opencda_marl.launch.folder import Writer
     from opencda_marl.launch.status import find_cell
 
-    there, owner = _at_work(folder)
+    there, owner, runners = _at_work(folder)
     matrix = there.read()
     chosen = [find_cell(matrix, named) for named in cells or ()] or list(matrix.cells)
     failed = [cell for cell in chosen if there.read_launch(cell.id).state == "failed"]
@@ -351,18 +372,22 @@ def matrix_retry(
         with Writer(folder) as writer:
             for cell in failed:
                 writer.forgive(cell.id)
+                _ask(there, None, runners, f"retry-{cell.id}")
     said = f"{len(failed)} failed cells begin anew"
     if owner is None and failed:
         said += f"; next: opencda-marl matrix run {typed(folder)}"
     _said(as_json, {"launcher": owner, "cells": [cell.id for cell in failed]}, said)
 
 
-def _at_work(folder: Path) -> tuple[MatrixFolder, int | None]:
+def _at_work(folder: Path) -> tuple[MatrixFolder, int | None, list[str]]:
+    """The matrix; its launcher; where that is gone, runners that have outlived it."""
     from opencda_marl.launch.folder import MatrixFolder
+    from opencda_marl.launch.runners import live_runners
 
     there = MatrixFolder(folder)
     there.read()
-    return there, there.owner()
+    owner = there.owner()
+    return there, owner, [] if owner is not None else sorted(live_runners(there))
 
 
 def _said(as_json: bool, answer: dict[str, Any], line: str) -> None:

@@ -56,7 +56,8 @@ class Dispatch:
         self._rows: dict[str, dict[str, Any]] = {}
         self._read: dict[str, int] = {}  # bytes of each runner's events that were told
         self._busy: dict[str, int] = {}  # cells in the hands of each runner
-        self._fruitless = 0
+        self._fruitless = self._refused = 0
+        self._not_before = 0.0  # [s] when the engine is asked again
         self._saved = 0
         self._turn = 0
         self._beaten = 0.0
@@ -67,7 +68,7 @@ class Dispatch:
         """Until every cell is finished or failed, or somebody asks to stop.
 
         Raises:
-            SimulatorError: runners end one after another and get nothing done.
+            SimulatorError: runners end one after another and get nothing done, or the engine takes none.
             StorageError: the matrix folder cannot be written.
         """
         with self.wishes:
@@ -190,15 +191,31 @@ class Dispatch:
 
     def _place(self) -> None:
         """As many runners as there is work for."""
+        if time.monotonic() < self._not_before:
+            return
         free = sum(self._leases.free(cell) for cell in self._left())
         spare = sum(max(0, self._slots - self._busy.get(name, 0)) for name in self._jobs)
         wanted = -(-max(0, free - spare) // self._slots)  # rounded up
         for _ in range(min(wanted, self._count - len(self._jobs))):
             numbers = [int(found[1]) for found in map(_NUMBERED.fullmatch, self.folder.runners()) if found]
             name = f"r{max([0, *numbers]) + 1:03d}"
-            self._jobs[name] = self._engine.place(name)
+            try:
+                self._jobs[name] = self._engine.place(name)
+            except SimulatorError as error:
+                self._refuse(error)
+                return
+            self._refused = 0
             self.folder.runner(name).mkdir(parents=True, exist_ok=True)
             self._tell("runner_placed", runner=name)
+
+    def _refuse(self, error: SimulatorError) -> None:
+        """An engine that takes no jobs for a while is no reason to end those that run."""
+        self._refused += 1
+        if not self._jobs and self._refused >= _FRUITLESS:
+            raise error
+        delay = min(300.0, self.options.retry_delay * 10.0 * 2.0 ** (self._refused - 1))
+        self._not_before = time.monotonic() + delay
+        self._tell("engine_refused", error=error.message, again_in_s=round(delay))
 
     # --- what is seen
 
@@ -213,7 +230,8 @@ class Dispatch:
                 continue
             self._read[name] = self._read.get(name, 0) + len(whole) + bool(whole)
             for line in whole.splitlines():
-                self._pass_on(name, json.loads(line))
+                with suppress(ValueError):  # a line that its disk had no room for
+                    self._pass_on(name, json.loads(line))
 
     def _pass_on(self, name: str, facts: dict[str, Any]) -> None:
         kind = facts.pop("event")

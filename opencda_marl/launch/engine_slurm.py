@@ -118,7 +118,10 @@ class _Task:
 
     def __call__(self) -> int:
         """Until the runner ends; its exit code."""
+        # Slurm tells every process of a job that its time is up; it would be the end of those that do not expect it
+        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         kept = self._kept = self._seat.take(self._name)
+        signal.signal(signal.SIGUSR2, before)
         for number in (signal.SIGTERM, signal.SIGINT):  # preemption (Slurm requeues the job), scancel
             signal.signal(number, lambda *_: kept.terminate())
         while (code := kept.poll()) is None:

@@ -157,7 +157,8 @@ class MatrixFolder:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return int(os.pread(descriptor, 100, 0).split()[0] or 0)
+            words = os.pread(descriptor, 100, 0).split()  # empty for a moment after it was locked
+            return int(words[0]) if words and words[0].isdigit() else 0
         finally:
             os.close(descriptor)
         return None

@@ -246,7 +246,8 @@ class Launcher:
     def _retry(self, named: str) -> None:
         if named in self._failed:
             self._failed.discard(named)
-            self.folder.forgive(named)
+            if self.folder.read_launch(named).state == "failed":
+                self.folder.forgive(named)
             self._launches[named] = self.folder.read_launch(named)
             self._waiting.append(named)
             self._tell("retry", cell=named, name=self._cells[named].name)

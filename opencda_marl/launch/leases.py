@@ -10,6 +10,7 @@ by their heartbeat. Its *change* counts, on the clock of whoever looks: clocks o
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -31,6 +32,7 @@ __all__ = ["Leases"]
 _REFRESH = 1.0  # [s] between two looks at the folder of claims
 _LOOK = 5.0  # [s] between two looks at somebody's heartbeat, at most
 _GAP = 15.0  # [s] without a look: what was seen before counts no more, for the file system may have been away
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _NAME = re.compile(r"(.+)\.([0-9]+)(\.free)?")
 
 
@@ -164,9 +166,8 @@ class Leases:
 
     def _lives(self, cell: str, number: int) -> bool | None:
         claim = (cell, number)
-        if claim not in self._facts:
-            self._facts[claim] = read_json(self._claims / f"{cell}.{number}")
-        facts = self._facts[claim]
+        facts = self._facts.get(claim) or read_json(self._claims / f"{cell}.{number}")
+        self._facts[claim] = facts
         here = facts.get("boot") == self._me["boot"] and facts.get("processes") == self._me["processes"]
         if here and not is_alive(int(facts["pid"]), int(facts["start_time"])):
             return False
@@ -207,4 +208,18 @@ def _link(source: Path, target: Path) -> bool:
         os.link(source, target)
     except FileExistsError:
         return os.stat(source).st_nlink == 2  # over a network the answer to a link that was made may be lost
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _make(target, source.read_bytes())
+    return True
+
+
+def _make(target: Path, content: bytes) -> bool:
+    """Where files have one name only. Whoever looks before the content is there knows that it is taken, not by whom."""
+    try:
+        with target.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
     return True

@@ -80,7 +80,7 @@ def live_runners(folder: MatrixFolder) -> dict[str, dict[str, Any]]:
     return {
         name: told
         for name, told in found.items()
-        if told.get("phase") not in (None, "ended") and now - float(told["updated"]) < _FRESH
+        if told.get("phase") not in (None, "ended") and now - float(told.get("updated", 0.0)) < _FRESH
     }
 
 
@@ -88,6 +88,8 @@ def together(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Slots and steps per second of several runners."""
     rates = [told["steps_per_s"] for told in found.values() if told.get("steps_per_s") is not None]
     slots = [
-        {**slot, "runner": name, "host": told.get("host")} for name, told in found.items() for slot in told["slots"]
+        {**slot, "runner": name, "host": told.get("host")}
+        for name, told in found.items()
+        for slot in told.get("slots", ())
     ]
     return {"slots": slots, "steps_per_s": round(sum(rates), 1) if rates else None}

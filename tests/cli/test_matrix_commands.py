@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,12 @@ def test_a_lone_run_without_a_server_says_how_to_start_one(typed: Typed, tmp_pat
         (("--profiles", f"{MAPPO}x"), "there is no profile"),
         (("--profiles", MAPPO, "--set", "max_stps=1"), "max_stps"),
         (("--profiles", MAPPO, "--set", "max_episodes=null"), "has no budget"),
+        (("--profiles", MAPPO, "--runners", "2"), "--runners and --engine-set are for an engine"),
+        (("--profiles", MAPPO, "--engine-set", "num_gpus=1"), "--runners and --engine-set are for an engine"),
+        (("--profiles", MAPPO, "--engine", "ray", "--runners", "0"), "--runners 0"),
+        (("--profiles", MAPPO, "--engine", "slurm", "--engine-set", "=1"), "--engine-set '=1'"),
+        (("--profiles", MAPPO, "--engine", "pbs"), "'pbs' is not one of"),
+        (("--profiles", MAPPO, "--mps"), "--mps: which GPUs?"),
         (("--profiles", MAPPO, "--out", "x"), "--out goes with a matrix file"),
     ],
 )
@@ -90,6 +97,47 @@ def test_what_is_refused_before_anything_starts(
     assert said.code == 2
     assert what in said.err
     assert not (tmp_path / "m").exists()
+
+
+def test_a_dry_run_for_an_engine_shows_the_slots_of_a_runner(typed: Typed, tmp_path: Path) -> None:
+    engine = ("--engine", "slurm", "--runners", "4", "--parallel", "2", "--engine-set", "slurm_partition=gpu")
+    said = typed(
+        "matrix", "run", str(tmp_path), "--profiles", MAPPO, "--seeds", "0:9", *engine, "--dry-run", "--json"
+    ).answer
+    assert len(said["slots"]) == 2
+    assert said["notes"] == ["each runner that slurm places has these slots"]
+    assert said["options"]["engine_set"] == {"slurm_partition": "gpu"}
+
+
+def test_runners_that_outlive_their_launcher_are_asked_themselves(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    _made(path)
+    own = path / "runners/r001"
+    own.mkdir(parents=True)
+    (own / "launcher.json").write_text(
+        json.dumps({"phase": "running", "updated": time.time(), "slots": [], "host": "far"})
+    )
+    told = typed("matrix", "status", str(path), "--json").answer
+    assert told["runners"] == {"r001": {"host": "far", "phase": "running"}}
+    asked = {"launcher": None, "runners": ["r001"], "asked": True}
+    assert typed("matrix", "drain", str(path), "--json").answer == asked
+    assert typed("matrix", "stop", str(path), "--no-wait", "--json").answer == asked
+    assert sorted(file.name for file in (own / "control").iterdir()) == ["drain", "stop"]
+
+
+def test_names_of_options_are_whole_in_a_narrow_terminal(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = typed("matrix", "run", "--help").out
+    for name in ("--cuda-visible-devices", "--carla-restart-mode", "--cuda-graph-update", "--no-cuda-graph-update"):
+        assert name in said
+
+
+def test_a_line_of_the_log_that_was_cut_off(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    _made(path)
+    (path / "launcher.jsonl").write_text('{"time": 1.0, "event": "draining"}\n{"time": 2.0, "ev\n')
+    assert "draining" in typed("matrix", "logs", str(path)).out
+    assert typed("matrix", "logs", str(path), "--json").answer["lines"][1] == '{"time": 2.0, "ev'
 
 
 def test_a_matrix_file(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +199,7 @@ def test_two_real_cells_from_the_first_command_to_the_report(typed: Typed, tmp_p
 def test_wishes_where_nobody_is_at_work(typed: Typed, tmp_path: Path) -> None:
     path = tmp_path / "m"
     _made(path)
-    assert typed("matrix", "stop", str(path), "--json").answer == {"launcher": None, "asked": False}
+    assert typed("matrix", "stop", str(path), "--json").answer == {"launcher": None, "runners": [], "asked": False}
     assert "no launcher" in typed("matrix", "drain", str(path)).out
     with Writer(path) as writer:
         cell = writer.read().cells[0].id

@@ -191,6 +191,27 @@ def test_a_failed_cell_is_tried_again_by_a_runner(tmp_path: Path, monkeypatch: p
     assert dispatch(path, made(3, 8)).failed == (f"{0:012x}",)
 
 
+def test_an_engine_that_refuses_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    class Busy(Processes):
+        refusals = 2
+
+        def place(self, name: str) -> Held:
+            if self.refusals:
+                self.refusals -= 1
+                raise SimulatorError("sbatch: error: Socket timed out")
+            return super().place(name)
+
+    heard = Heard()
+    assert dispatch(tmp_path / "m", made(2, 1), heard, engine=Busy(tmp_path / "m")).finished == 2
+    assert heard.kinds().count("engine_refused") == 2
+
+    class Never(Busy):
+        refusals = 99
+
+    with pytest.raises(SimulatorError, match="Socket timed out"):
+        dispatch(tmp_path / "n", made(2, 1), engine=Never(tmp_path / "n"))
+
+
 def test_runners_that_get_nothing_done_are_not_placed_for_ever(tmp_path: Path) -> None:
     engine = Processes(tmp_path, program=(sys.executable, "-S", "-c", "raise SystemExit(3)"))
     with pytest.raises(

@@ -110,7 +110,8 @@ def test_jobs_outlive_their_launcher_and_go_back_into_the_queue_when_their_time_
     found = local(path, wanted).adopt()  # by a launcher that comes later
     assert list(found) == ["r001"]
     (task,) = psutil.Process(int(read_json(path / "runners/r001/job.json")["job"])).children()
-    task.send_signal(signal.SIGUSR2)
+    for process in (*task.children(recursive=True), task):  # Slurm tells every process of a job
+        process.send_signal(signal.SIGUSR2)
     until(lambda: len(attempts(path)) == 2, "the job goes on")
     assert attempts(path)[0] == "stopped"
     until(job.ended, "the job ends")

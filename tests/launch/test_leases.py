@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -165,6 +166,26 @@ def test_many_want_the_same_cells(tmp_path: Path) -> None:
         found: list[Any] = list(pool.map(grab, machines))
     assert sorted(cell for own in found for cell in own) == sorted(cells)
     assert not list((tmp_path / "claims").glob(".*"))
+
+
+def test_a_file_system_without_second_names(
+    two: tuple[Machine, Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refused)
+    left, right = (one.leases for one in two)
+    assert left.take("a") and not right.take("a")
+    assert not right.free("a")
+    claim = tmp_path / "claims/b.1"
+    claim.touch()  # somebody has just made it, and not written it yet
+    two[1].now += 2.0
+    assert not right.free("b")
+    claim.write_text(json.dumps(left._me))
+    two[1].now += 6.0
+    two[0].beat()
+    assert not right.free("b") and right.elsewhere("b")
 
 
 def test_a_folder_that_takes_no_claims(tmp_path: Path) -> None:
