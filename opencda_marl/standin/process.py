@@ -21,10 +21,12 @@ from opencda_marl.core.errors import BackendMissingError, ConfigError
 from opencda_marl.settings.traffic import CARLA_VERSION
 from opencda_marl.standin.faults import Faults, next_of, parse
 
-__all__ = ["HOST", "Options", "main", "serve"]
+__all__ = ["CRASHED", "HOST", "SAYS", "Options", "main", "serve"]
 
 HOST = "127.0.0.1"
 CRASHED = 139  # exit code of a segmentation fault
+SAYS = "stand-in of opencda-marl: a test double, not CARLA"
+"""Beginning of the start-up line, and the answer of the method `standin`, which no CARLA has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def serve(options: Options) -> int:
         _say(f"LowLevelFatalError: Exception thrown: bind: {os.strerror(error.errno or 0)}")
         return CRASHED
     if silent:
+        _introduce(options, faults, sockets)
         while True:
             signal.pause()
     return _run(options, faults, sockets)
@@ -110,7 +113,7 @@ def _run(options: Options, faults: Faults, sockets: list[socket.socket]) -> int:
     import asyncio
 
     from opencda_marl.standin.roads import NotARoadError
-    from opencda_marl.standin.server import SAYS, Server
+    from opencda_marl.standin.server import Server
 
     xodr = None
     try:
@@ -135,14 +138,18 @@ def _run(options: Options, faults: Faults, sockets: list[socket.socket]) -> int:
             held.listen(1)
         await loop.create_server(server.requests.connection, sock=sockets[0])
         await loop.create_server(server.streams.connection, sock=sockets[1])
-        ports = " ".join(str(one.getsockname()[1]) for one in sockets)
-        _say(f"{SAYS}; version {faults.alone.get('version', options.version)}, on {HOST}, ports {ports}")
+        _introduce(options, faults, sockets)
         if options.with_stdin:
             loop.add_reader(sys.stdin.fileno(), _end_with_stdin)
         await server.run()
 
     asyncio.run(go())
     return 0
+
+
+def _introduce(options: Options, faults: Faults, sockets: list[socket.socket]) -> None:
+    ports = " ".join(str(one.getsockname()[1]) for one in sockets)
+    _say(f"{SAYS}; version {faults.alone.get('version', options.version)}, on {HOST}, ports {ports}")
 
 
 def _end_with_stdin() -> None:

@@ -12,17 +12,14 @@ from typing import Any, NoReturn
 from opencda_marl.standin import wire
 from opencda_marl.standin.calls import Calls
 from opencda_marl.standin.faults import Action, Faults
+from opencda_marl.standin.process import CRASHED, SAYS
 from opencda_marl.standin.rpc import Requests, methods_of, value
 from opencda_marl.standin.streams import Streams
 from opencda_marl.standin.traffic_manager import TrafficManagerCalls
 from opencda_marl.standin.world import Frame, World
 
-__all__ = ["SAYS", "Server"]
+__all__ = ["Server"]
 
-SAYS = "stand-in of opencda-marl: a test double, not CARLA"
-"""Answer of the method `standin`, which no CARLA has."""
-
-CRASHED = 139  # exit code of a segmentation fault
 _LEAK_LOOK = 0.2  # [s]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import carla
 
-from tests.standin.raw import CROSSING
+from tests.standin.raw import CROSSING, Running
 
 _TIMEOUT = 20.0  # [s]
 _STEP = 0.05  # [s]
@@ -367,27 +367,63 @@ def version(port: int) -> dict[str, Any]:
     return {"server": client.get_server_version(), "map": client.get_world().get_map().name}
 
 
-def step(port: int, cars: int, steps: int) -> dict[str, Any]:
-    """[ms] of whole steps: controls in a batch, tick, read places and velocities."""
+def sticky(port: int) -> dict[str, Any]:
+    """The same control three times, to one that takes changes alone, and to one that takes all."""
     client = connect(port)
-    world = crossing(client)
-    points = world.get_map().get_spawn_points()[:cars]
-    numbers = [car(world, point).id for point in points]
+    world = client.get_world()
+    synchronous(world)
+    for y, wish in ((1.75, "true"), (5.25, "false")):
+        blueprint = world.get_blueprint_library().find("vehicle.tesla.model3")
+        blueprint.set_attribute("sticky_control", wish)
+        one = world.spawn_actor(blueprint, carla.Transform(carla.Location(0.0, y, 0.5)))
+        for _ in range(3):
+            one.apply_control(carla.VehicleControl(throttle=0.5))
     world.tick()
-    command, times = carla.command, []
-    for count in range(steps):
-        control = carla.VehicleControl(throttle=0.3 + 0.01 * (count % 5))
-        begun = time.perf_counter()
-        client.apply_batch_sync([command.ApplyVehicleControl(number, control) for number in numbers], False)
-        world.tick()
-        snapshot = world.get_snapshot()
-        for number in numbers:
-            seen = snapshot.find(number)
-            seen.get_transform()
-            seen.get_velocity()
-        times.append(1e3 * (time.perf_counter() - begun))
-    times.sort()
-    return {"p50": times[steps // 2], "p99": times[steps * 99 // 100], "min": times[0]}
+    return {}
+
+
+def restarted(_port: int) -> dict[str, Any]:
+    """A server dies and another one comes to its ports, while a sensor of the first one's listens."""
+    first = Running()
+    client = connect(first.port, 1.0)
+    world = client.get_world()
+    synchronous(world)
+    one = car(world, carla.Transform(carla.Location(0.0, 1.75, 0.5)))
+    blueprint = world.get_blueprint_library().find("sensor.other.collision")
+    sensor = world.spawn_actor(blueprint, carla.Transform(), attach_to=one)
+    heard: list[int] = []
+    sensor.listen(lambda event: heard.append(event.frame))
+    world.tick()
+    time.sleep(0.2)
+    first.stop()
+    answer: dict[str, Any] = {"dead": error_of(world.tick)}
+    with Running(rpc_port=first.port, streaming_port=first.streaming_port) as second:
+        deadline = time.monotonic() + _TIMEOUT
+        while second.counters()["world_open"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        answer["world_open"] = second.counters()["world_open"]  # the old client's stream has come back
+        answer["still_dead"] = error_of(client.get_server_version)
+        answer["storm"] = second.counters()["unknown_stream_connections"]
+        sensor.stop()
+        time.sleep(0.3)
+        before = second.counters()["unknown_stream_connections"]
+        time.sleep(0.3)
+        answer["after_stop"] = second.counters()["unknown_stream_connections"] - before
+        again = connect(second.port)
+        world = again.get_world()
+        synchronous(world)
+        two = [car(world, carla.Transform(carla.Location(x, 1.75, 0.5))) for x in (0.0, 6.0)]
+        news: list[int] = []
+        ears = world.spawn_actor(blueprint, carla.Transform(), attach_to=two[0])
+        ears.listen(lambda event: news.append(event.frame))
+        time.sleep(0.2)
+        two[0].set_target_velocity(carla.Vector3D(10.0, 0.0, 0.0))
+        for _ in range(20):
+            world.tick()
+        time.sleep(0.3)
+        ears.stop()
+        answer["events"] = [len(heard), len(news)]
+    return answer
 
 
 def main() -> None:

@@ -338,6 +338,24 @@ def test_one_answer_for_each_request_whether_read_or_not(raw: Raw) -> None:
     assert [answer and answer[1] for answer in answers] == asked
 
 
+def test_many_episodes_leave_nothing(raw: Raw, server: Running) -> None:
+    raw.done("copy_opendrive_to_file", CROSSING.read_text(encoding="utf-8"), OPENDRIVE)
+    process, memory = psutil.Process(server.process.pid), 0
+    for episode in range(60):
+        raw.done("load_new_episode", "OpenDriveMap", True, 65535)
+        sensor = raw.value("spawn_actor_with_parent", COLLISION, [[0, 0, 0], [0, 0, 0]], raw.spawn(0.0), 0, "")
+        stream = Stream(sensor[5])
+        if episode == 10:
+            memory = process.memory_info().rss
+        raw.done("load_new_episode", "", True, 65535)
+        assert stream.receive() is None  # its actor is gone, and so is it
+        stream.close()
+    counters = server.counters()
+    assert (counters["actors"], counters["stream_open"]) == (1, 0)
+    assert process.memory_info().rss < memory + 5 * 2**20
+    eventually(lambda: process.num_fds() < 20, "sockets to be closed")
+
+
 # --- faults
 
 
@@ -419,7 +437,14 @@ def test_a_taken_port_is_the_end(server: Running) -> None:
         StandIn(streaming_port=server.streaming_port)
 
 
-def test_a_map_that_is_none(tmp_path: object) -> None:
+def test_a_port_that_is_only_held() -> None:
+    with Running("squat") as server:
+        assert look(server.port).kind == "closed"
+        with pytest.raises(SimulatorError, match="bind: Address already in use"):
+            StandIn(rpc_port=server.port)
+
+
+def test_a_map_that_is_none() -> None:
     with pytest.raises(SimulatorError, match="is no map"):
         StandIn(options=["--xodr=/nowhere.xodr"])
 
