@@ -9,7 +9,19 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "opencda_marl"
 TEXT = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
-_ROOMS = ("core", "settings", "simulators", "env", "learners", "nn", "tools", "launch", "policies", "benchmark")
+_ROOMS = (
+    "core",
+    "settings",
+    "simulators",
+    "env",
+    "learners",
+    "nn",
+    "tools",
+    "launch",
+    "policies",
+    "benchmark",
+    "standin",
+)
 
 
 def _sections() -> dict[str, str]:
