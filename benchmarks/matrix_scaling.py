@@ -53,12 +53,12 @@ def _at(trace: Sequence[tuple[float, float]], when: float) -> float:
     return trace[-1][1]
 
 
-def measure(cells: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One matrix with so many cells at once."""
+def measure(cells: int, folder: Path, options: argparse.Namespace, first: int = 0) -> dict[str, Any]:
+    """One matrix with so many cells at once, from seed `first` on."""
     settings = [f"max_env_steps={options.steps}", "max_episodes=null", "evaluation.final=false", *options.set]
     more = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "opencda_marl.cli", "matrix", "run", str(folder), "--profiles", options.profile]
-    command += ["--seeds", f"0:{cells}", "--parallel", str(cells), *more]
+    command += ["--seeds", f"{first}:{first + cells}", "--parallel", str(cells), *more]
     traces: dict[str, list[tuple[float, float]]] = {}
     costs: list[tuple[float, float, float]] = []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -71,6 +71,8 @@ def measure(cells: int, folder: Path, options: argparse.Namespace) -> dict[str, 
         if process.returncode != 0:
             raise SystemExit(f"the matrix in {folder} failed: opencda-marl matrix status {folder}")
     found = [trace for trace in traces.values() if len(trace) > 1]
+    if len(found) != cells:
+        raise SystemExit(f"only {len(found)} of {cells} cells in {folder} were seen training: use more --steps")
     return {"cells": cells, "steps_per_s": overlap_rate(found), **_launcher(costs)}
 
 
@@ -118,8 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="matrix-scaling-") as place:
         for repeat in range(options.repeats):
-            for cells in options.cells:
-                found.append(measure(cells, Path(place) / f"{cells}-{repeat}", options))
+            # there and back, and each time with other seeds: neither the order nor one seed's traffic decides
+            for cells in options.cells if repeat % 2 == 0 else options.cells[::-1]:
+                found.append(measure(cells, Path(place) / f"{cells}-{repeat}", options, first=repeat))
                 say(f"{cells:3d} cells  {found[-1]['steps_per_s']:9.0f} steps/s")
     medians = {
         cells: statistics.median(one["steps_per_s"] for one in found if one["cells"] == cells)

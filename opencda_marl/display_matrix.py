@@ -170,6 +170,9 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
             return f"{facts['steps_per_s']:.0f} steps/s with {counted(facts['cells'], 'cell')}: now {now} MPS"
         case "scaled":
             return f"{facts['steps_per_s']:.0f} steps/s with {facts['before']}: now {counted(facts['cells'], 'cell')}"
+        case "leased":
+            whose = f"{counted(facts['count'], 'cell')} belong to launchers of another machine that may be gone"
+            return f"{whose}: taken over after {facts['seconds']:g} s without a sign of life"
         case "lost":
             return f"{cell}: another launcher has taken it over, as this one gave no sign of life"
         case "server_ready":

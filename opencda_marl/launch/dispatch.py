@@ -19,7 +19,7 @@ from opencda_marl.core.files import typed
 from opencda_marl.launch.engines import MARGIN, Engine, Job
 from opencda_marl.launch.folder import Matrix, Writer, saved_episodes
 from opencda_marl.launch.launcher import Result
-from opencda_marl.launch.leases import Leases
+from opencda_marl.launch.leases import Leases, say_undecided
 from opencda_marl.launch.place import Listener
 from opencda_marl.launch.runners import live_runners, together
 from opencda_marl.launch.status import row
@@ -51,7 +51,8 @@ class Dispatch:
         self._engine, self._listener, self._count = engine, listener, count
         self._cells = {cell.id: cell for cell in matrix.cells}
         self._slots = 1 if self.options.parallel == "auto" else int(self.options.parallel)
-        self._leases = Leases(folder, None, limit=self.options.deadline("lease"))
+        self._leases = Leases(folder, None, limit=self.options.deadline("lease"), locked=True)
+        self._patient = False  # was it said that it waits for others?
         self._jobs: dict[str, Job] = {}
         self._rows: dict[str, dict[str, Any]] = {}
         self._read: dict[str, int] = {}  # bytes of each runner's events that were told
@@ -193,9 +194,11 @@ class Dispatch:
         """As many runners as there is work for."""
         if time.monotonic() < self._not_before:
             return
-        free = sum(self._leases.free(cell) for cell in self._left())
+        free = sum(self._leases.free_for_all(cell) for cell in self._left())
         spare = sum(max(0, self._slots - self._busy.get(name, 0)) for name in self._jobs)
         wanted = -(-max(0, free - spare) // self._slots)  # rounded up
+        if not self._jobs and not wanted and not self._patient:
+            self._patient = say_undecided(self._leases, self._left(), self.options, self._hears)
         for _ in range(min(wanted, self._count - len(self._jobs))):
             numbers = [int(found[1]) for found in map(_NUMBERED.fullmatch, self.folder.runners()) if found]
             name = f"r{max([0, *numbers]) + 1:03d}"
@@ -266,5 +269,8 @@ class Dispatch:
         self._listener("beat", {**facts, "rows": list(self._rows.values())})
 
     def _tell(self, kind: str, **facts: Any) -> None:
+        self._hears(kind, facts)
+
+    def _hears(self, kind: str, facts: dict[str, Any]) -> None:
         self.folder.event(kind, **facts)
         self._listener(kind, facts)

@@ -69,7 +69,8 @@ class SlurmEngine:
         except (ValueError, RuntimeError, NameError, AssertionError, TypeError) as error:
             raise ConfigError(
                 f"--engine slurm: {error}",
-                fix="--engine-set takes submitit's parameters: timeout_min=1440, slurm_partition=gpu, gpus_per_node=1",
+                fix="--engine-set takes submitit's parameters: timeout_min=1440, slurm_partition=gpu, gpus_per_node=1; "
+                "without Slurm: --engine local",
             ) from error
 
     def runners(self) -> int:

@@ -22,7 +22,7 @@ from opencda_marl.launch.cells import Cell, Family
 from opencda_marl.launch.claims import Claims
 from opencda_marl.launch.folder import Launch, Matrix, Writer, is_done, saved_episodes
 from opencda_marl.launch.keeper import find, keep
-from opencda_marl.launch.leases import Leases
+from opencda_marl.launch.leases import Leases, say_undecided
 from opencda_marl.launch.mps import Mps
 from opencda_marl.launch.place import Listener, Place, Server
 from opencda_marl.launch.plan import PORTS_APART, Slot, make_slot
@@ -111,7 +111,10 @@ class Launcher:
         self._most = limit if self.options.parallel == "auto" else int(self.options.parallel)
         self._claims = Claims(())
         self._shared = shared
-        self._leases = Leases(folder, folder.heartbeat_file, limit=self.options.deadline("lease"))
+        self._leases = Leases(
+            folder, folder.heartbeat_file, limit=self.options.deadline("lease"), locked=folder.own == folder.path
+        )
+        self._patient = False  # was it said that it waits for others?
         self._mps = mps
         switch = None if mps is None else Switch()
         self._tuner = Tuner(limit, switch=switch) if self.options.parallel == "auto" else None
@@ -218,6 +221,8 @@ class Launcher:
         busy = any(not place.free for place in self._places)
         if time.monotonic() - self._beaten >= _BEAT:
             self._beat(phase="stopping" if self.wishes.stop else "draining" if self.wishes.drain else "running")
+        if not busy and not stopping and not self._patient:
+            self._patient = say_undecided(self._leases, self._waiting, self.options, self._hears)
         return busy or (not stopping and any(not self._shared or not self._leases.elsewhere(n) for n in self._waiting))
 
     def _hear(self) -> None:

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,10 @@ from typing import Any
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.files import storage_error, write_whole, writing
 from opencda_marl.launch.folder import MatrixFolder, read_json
+from opencda_marl.launch.plan import Options
 from opencda_marl.launch.processes import boot_id, is_alive, read_process
 
-__all__ = ["Leases"]
+__all__ = ["Leases", "say_undecided"]
 
 _REFRESH = 1.0  # [s] between two looks at the folder of claims
 _LOOK = 5.0  # [s] between two looks at somebody's heartbeat, at most
@@ -53,6 +54,7 @@ class Leases:
         folder: of the matrix.
         heartbeat: the file in which this launcher shows that it lives; None: nothing is ever taken here.
         limit: [s] without a sign of life, after which a cell of another machine counts as left.
+        locked: is the matrix's lock ours? Then whoever had it before is gone, and his cells are free.
         clock: [s]; for tests.
     """
 
@@ -62,9 +64,10 @@ class Leases:
         heartbeat: Path | None,
         *,
         limit: float,
+        locked: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._clock, self._limit = folder, clock, limit
+        self._folder, self._clock, self._limit, self._locked = folder, clock, limit, locked
         self._look = min(_LOOK, limit / 5.0)
         self._claims = folder.path / "claims"
         self._me = _this_process()
@@ -87,6 +90,10 @@ class Leases:
     def elsewhere(self, cell: str) -> bool:
         """Is another launcher at work on it that is known to live?"""
         return cell not in self._mine and self._other(cell) is True
+
+    def undecided(self, cell: str) -> bool:
+        """Has another launcher taken it, of which it cannot be told yet whether it lives?"""
+        return cell not in self._mine and self._other(cell) is None
 
     def take(self, cell: str) -> bool:
         """Take it.
@@ -118,6 +125,21 @@ class Leases:
     def holds(self, cell: str) -> bool:
         """Does what was taken here still belong to us? Nobody has taken it since."""
         return cell in self._mine and not (self._claims / f"{cell}.{self._mine[cell] + 1}").exists()
+
+    def free_for_all(self, cell: str) -> bool:
+        """Could it be taken? Then others need not find out for themselves that its owner is gone.
+
+        Raises:
+            StorageError: they cannot be told.
+        """
+        if not self.free(cell):
+            return False
+        number, given_back = self._highest.get(cell, (0, True))
+        if not given_back:
+            with writing(self._claims):
+                (self._claims / f"{cell}.{number}.free").touch()
+            self._highest[cell] = (number, True)
+        return True
 
     def lose(self, cell: str) -> None:
         """It belongs to somebody else now."""
@@ -168,6 +190,8 @@ class Leases:
         claim = (cell, number)
         facts = self._facts.get(claim) or read_json(self._claims / f"{cell}.{number}")
         self._facts[claim] = facts
+        if self._locked and facts.get("heartbeat") == "launcher.json":
+            return False
         here = facts.get("boot") == self._me["boot"] and facts.get("processes") == self._me["processes"]
         if here and not is_alive(int(facts["pid"]), int(facts["start_time"])):
             return False
@@ -189,6 +213,16 @@ class Leases:
         told = read_json(self._folder.path / str(facts.get("heartbeat", "")))
         same = (told.get("pid"), told.get("host")) == (facts.get("pid"), facts.get("host"))
         return told.get("updated") if same else None, self._folder.status(cell).get("updated")
+
+
+def say_undecided(
+    leases: Leases, cells: Iterable[str], options: Options, tell: Callable[[str, dict[str, Any]], None]
+) -> bool:
+    """Tell of cells that wait for the end of a lease. Returns: were there any?"""
+    count = sum(leases.undecided(cell) for cell in cells)
+    if count:
+        tell("leased", {"count": count, "seconds": options.deadline("lease")})
+    return count > 0
 
 
 def _this_process() -> dict[str, Any]:

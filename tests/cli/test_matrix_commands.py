@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from said import ROOT, Said, python
 
+from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.display_matrix import MatrixDisplay, event_line
 from opencda_marl.launch.folder import Launch, MatrixFolder, Writer
 from opencda_marl.simulators import carla_session
@@ -194,6 +195,34 @@ def test_two_real_cells_from_the_first_command_to_the_report(typed: Typed, tmp_p
     again = python("-m", "opencda_marl.cli", "matrix", "run", str(path), "--set", "max_episodes=3", "--json")
     assert again.answer["finished"] == 2
     assert [folder.status(cell.id)["episodes"] for cell in folder.read().cells] == [3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [("slurm", "cluster=local"), ("ray", "address=local")])
+def test_two_real_cells_by_runners_end_where_they_do_without(
+    typed: Typed, tmp_path: Path, engine: tuple[str, str]
+) -> None:
+    """From the command line to the weights; Ray's cluster and submitit's executor are those of this machine."""
+    many, alone = tmp_path / "many", tmp_path / "alone"
+    cells = ("--profiles", MAPPO, "--seeds", "0:2", *SHORT, "--json")
+    more = ("--engine", engine[0], "--engine-set", engine[1], "--runners", "2")
+    half = ("--engine-set", "num_cpus=0.5") if engine[0] == "ray" else ()
+    said = python("-m", "opencda_marl.cli", "matrix", "run", str(many), *cells, *more, *half)
+    assert said.code == 0, said.err
+    assert said.answer["finished"] == 2
+    assert python("-m", "opencda_marl.cli", "matrix", "run", str(alone), *cells, "--parallel", "2").code == 0
+    for cell in MatrixFolder(many).read().cells:
+        found, wanted = (
+            Checkpoints(MatrixFolder(path).run(cell.id) / "checkpoints").load("latest").state.tensors
+            for path in (many, alone)
+        )
+        assert set(found) == set(wanted)
+        assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
+    events = typed("matrix", "logs", str(many), "--json").answer["lines"]
+    assert {event["runner"] for event in events if event["event"] == "started"} == {"r001", "r002"}
+    # typed again without a word about the engine
+    again = python("-m", "opencda_marl.cli", "matrix", "run", str(many), "--json")
+    assert again.answer["finished"] == 2
 
 
 def test_wishes_where_nobody_is_at_work(typed: Typed, tmp_path: Path) -> None:

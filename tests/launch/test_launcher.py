@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from opencda_marl.core.errors import BackendMissingError, CheckpointError, SimulatorError
+from opencda_marl.display_matrix import event_line
 from opencda_marl.launch.folder import MatrixFolder, Writer, is_done
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.processes import is_alive
@@ -253,6 +254,19 @@ def test_a_server_that_dies_takes_its_own_cell_along_and_is_restarted_alone(tmp_
     assert servers[1].calls == ["begin", "terminate", "stop"]
     assert _attempts(tmp_path, 0) == ["simulator", "finished"]
     assert _attempts(tmp_path, 1) == ["finished"]
+
+
+def test_what_a_server_has_to_note_is_told(tmp_path: Path) -> None:
+    class Elsewhere(FakeServer):
+        def describe(self) -> dict[str, Any]:
+            return {"port": 2000, "note": "nvidia-smi sees it on GPU 1"}
+
+    heard = Heard()
+    made = matrix([cell(0, 1, family="carla")])
+    assert launch(tmp_path, made, heard, served=lambda _cell: True, server_for=Elsewhere).finished == 1
+    told = [facts for kind, facts in heard if kind == "server_ready"]
+    assert [facts["note"] for facts in told] == ["nvidia-smi sees it on GPU 1"]
+    assert "note: nvidia-smi sees it on GPU 1" in event_line("server_ready", told[0])
 
 
 def test_a_server_that_cannot_start_costs_the_cell_an_attempt(tmp_path: Path) -> None:

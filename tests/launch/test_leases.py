@@ -125,6 +125,18 @@ def test_who_did_not_look_for_a_while_begins_anew(two: tuple[Machine, Machine]) 
     assert not right.leases.free("a")
 
 
+def test_who_has_the_lock_of_the_matrix_follows_whoever_had_it(tmp_path: Path) -> None:
+    """A container that was started again: other numbers of processes, and nobody to ask."""
+    before, now = (Leases(MatrixFolder(tmp_path), tmp_path / "launcher.json", limit=LIMIT, locked=True) for _ in "12")
+    before._me |= {"processes": "pid:[1]", "pid": 7}
+    assert before.take("a")
+    assert now.free("a") and now.take("a")
+    runner = Machine(tmp_path, "far")
+    runner.leases.take("b")
+    now = Leases(MatrixFolder(tmp_path), tmp_path / "launcher.json", limit=LIMIT, locked=True)
+    assert not now.free("b") and now.undecided("b")
+
+
 def test_a_dead_process_of_this_machine_has_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from opencda_marl.launch.folder import MatrixFolder\n"

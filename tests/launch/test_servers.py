@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -157,6 +158,22 @@ def test_start_ups_overlap(make: Make) -> None:
         at_once = max(at_once, sum(server.describe()["phase"] == "starting" for server in servers))
         time.sleep(0.01)
     assert at_once == 3
+
+
+def test_several_that_do_not_hear_are_ended_at_the_same_time(make: Make) -> None:
+    first, grace = free_ports(30), 2.0
+    servers = [make("always deaf", port=first + 10 * slot) for slot in range(3)]
+    for server in servers:
+        server._options = replace(server._options, grace=grace)
+        server.begin()
+    for server in servers:
+        wait_for(server)
+    began = time.monotonic()
+    for server in servers:
+        server.terminate()
+    for server in servers:
+        server.stop()
+    assert grace <= time.monotonic() - began < 2.0 * grace + 1.0  # one after another: three times
 
 
 @pytest.mark.parametrize("victim", ["wrapper", "child"])
