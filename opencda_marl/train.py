@@ -73,14 +73,14 @@ class TrainResult:
 
 def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequest, spans: Spans) -> None:
     """Act, step, store, update, log, until the budget is used up or somebody asks to stop."""
-    world = env.state.world
+    world = env.world
     while not journal.over and not stop.requested():
         traced = journal.begin_episode()
         env.record_trajectory(traced)
         with spans("reset"):
             step = env.reset(journal.episode)
-        if env.state.world != world:  # the simulator has loaded its world anew
-            world = env.state.world
+        if env.world != world:  # the simulator has loaded it anew
+            world = env.world
             learner.invalidate()
         empty = step.steps  # before the first vehicle came; counted with its first decision
         while not step.done:

@@ -116,6 +116,11 @@ class DrivingEnv:
         return self._observer.spec
 
     @property
+    def world(self) -> int:
+        """How often the simulator has loaded its world anew."""
+        return self.state.world
+
+    @property
     def action_spec(self) -> ActionSpec:
         """What a policy answers with."""
         return self._commander.spec

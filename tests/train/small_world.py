@@ -69,12 +69,18 @@ class FakeEnv:
 
     observation_spec = SPEC
     action_spec = ActionSpec("target_speed")
+    reload_every = 0  # episodes
+
+    @property
+    def world(self) -> int:
+        return self._episode // self.reload_every if self.reload_every else 0
 
     def __init__(self, settings: RunSettings) -> None:
         self.closed = 0
         self.at_step: Callable[[int, int], None] = lambda _episode, _step: None  # a place for accidents
         self._settings = settings
         self._traced = False
+        self._episode = 0
 
     def record_trajectory(self, on: bool) -> None:
         self._traced = on
@@ -134,7 +140,7 @@ class FakeLearner:
         self.rows: list[float] = []
         self.since = 0
         self.heard = 0.0
-        self.closed = 0
+        self.closed = self.invalidated = 0
         self._rng = generator(self.settings.seed, Branch.EXPLORATION)
         self.at_update: Callable[[int], None] = lambda _count: None
 
@@ -190,7 +196,7 @@ class FakeLearner:
             self._rng = generator_from_state(state.values["rng"])
 
     def invalidate(self) -> None:
-        return None
+        self.invalidated += 1
 
     def close(self) -> None:
         self.closed += 1

@@ -23,6 +23,7 @@ from opencda_marl.core.errors import (
     Interrupted,
     NotFiniteError,
     OpenCDAError,
+    RecycleError,
     SimulatorError,
     StorageError,
 )
@@ -96,6 +97,33 @@ def _same(left: Path, right: Path) -> bool:
         and all(one.state.tensors[name].tobytes() == other.state.tensors[name].tobytes() for name in one.state.tensors)
         and strip[0] == strip[1]
     )
+
+
+def test_a_world_that_is_loaded_anew_invalidates_what_the_learner_compiled(tmp_path: Path, made: Made) -> None:
+    train(SETTINGS, out=tmp_path / "once")
+    assert made.learner.invalidated == 0
+
+    def reload(env: FakeEnv, _learner: FakeLearner) -> None:
+        env.reload_every = 2  # before episodes 2, 4 and 6
+
+    made.prepare = reload
+    train(SETTINGS, out=tmp_path / "anew")
+    assert made.learner.invalidated == 3
+
+
+def test_a_server_that_is_to_be_started_again_ends_the_run_saved(tmp_path: Path, made: Made) -> None:
+    def grow(env: FakeEnv, _learner: FakeLearner) -> None:
+        def refuse(episode: int, _step: int) -> None:
+            if episode == 4:
+                raise RecycleError("the server has grown", fix="restart it")
+
+        env.at_step = refuse
+
+    made.prepare = grow
+    with pytest.raises(RecycleError, match=r"(?s)grown.*restart it.*--resume") as caught:
+        train(SETTINGS, out=tmp_path / "run")
+    assert caught.value.exit_code == 75
+    assert Checkpoints(tmp_path / "run" / "checkpoints").load().extra["episodes"] == 3
 
 
 def test_a_run_from_beginning_to_end(tmp_path: Path, made: Made) -> None:
