@@ -21,9 +21,9 @@ _VIEW = 62.0  # [m] from the centre to the edge of the picture
 _FRAME = 0.2  # [s] of traffic between two frames
 _SHOWN = 0.1  # [s] that a frame stays: twice as fast as the traffic
 _LANE = 3.5  # [m] drawn width
-_COLOURS = 48  # of the palette
+_SHADES, _EDGES = 24, 5  # of the palette: speeds; mixtures of two colours at the edge of a shape
 _GRASS, _ROAD, _MARK, _INK = (238, 240, 236), (199, 204, 208), (225, 228, 231), (34, 48, 60)
-_SLOW_PAINT, _FAST_PAINT = (214, 96, 58), (27, 120, 190)  # standing, at 18 m/s
+_PAINTS = np.array([(206, 62, 44), (236, 164, 42), (52, 152, 108), (24, 104, 186)], np.float64)  # standing … fast
 _FAST = 18.0  # [m/s]
 _HUMAN, _CRASH = (120, 120, 120), (20, 20, 20)
 _STRIP = 4  # pictures of a PNG
@@ -92,9 +92,26 @@ def _ground(roads: Roads) -> Image.Image:
     lines = [_place(roads.points[route, : roads.samples[route], :2]) for route in range(roads.routes)]
     for line in lines:
         draw.line(line, fill=_ROAD, width=round(scale * _LANE * 1.06), joint="curve")
-    for line in lines:
-        draw.line(line, fill=_MARK, width=max(1, round(scale * 0.15)))
+    draw.polygon(_place(_junction(roads)), fill=_ROAD)
+    for route in range(roads.routes):
+        first, last = (int(place[route] / roads.spacing) for place in (roads.stop_line, roads.junction_exit))
+        for part in (slice(0, first), slice(last, int(roads.samples[route]))):
+            if part.stop - part.start > 1:
+                draw.line(_place(roads.points[route, part, :2]), fill=_MARK, width=max(1, round(scale * 0.15)))
     return picture
+
+
+def _junction(roads: Roads) -> Float64[np.ndarray, "corners 2"]:
+    """Where lanes begin and end at the junction, half a lane to both sides, in a ring around it."""
+    places = []
+    for route in range(roads.routes):
+        for distance in (roads.stop_line[route], roads.junction_exit[route]):
+            x, y, heading = roads.points[route, min(int(distance / roads.spacing), int(roads.samples[route]) - 1)]
+            aside = 0.53 * _LANE * np.array([-np.sin(heading), np.cos(heading)])
+            places += [np.array([x, y]) + aside, np.array([x, y]) - aside]
+    ring = np.array(places)
+    middle = ring.mean(axis=0)
+    return ring[np.argsort(np.arctan2(ring[:, 1] - middle[1], ring[:, 0] - middle[0]))]
 
 
 def _frames(
@@ -130,16 +147,37 @@ def _draw_vehicles(
     human: Bool[np.ndarray, " vehicles"],
     vehicle: tuple[float, float],
 ) -> None:
-    """A rectangle each, by speed from orange (standing) to blue; those that people drive are grey."""
+    """A rectangle each, by speed from red (standing) over green to blue; those that people drive are grey."""
     half_length, half_width = vehicle[0] / 2.0, vehicle[1] / 2.0
     corners = np.array([[half_length, half_width], [half_length, -half_width], [-half_length, -half_width]])
     corners = np.vstack([corners, [-half_length, half_width]])
     for row, by_person in zip(values, human.tolist(), strict=True):
         cos, sin = np.cos(row[Field.HEADING]), np.sin(row[Field.HEADING])
         turned = corners @ np.array([[cos, sin], [-sin, cos]]) + row[[Field.X, Field.Y]]
-        share = float(np.clip(row[Field.SPEED] / _FAST, 0.0, 1.0))
-        paint = tuple(round(a + share * (b - a)) for a, b in zip(_SLOW_PAINT, _FAST_PAINT, strict=True))
-        draw.polygon(_place(turned), fill=_HUMAN if by_person else paint)
+        draw.polygon(_place(turned), fill=_HUMAN if by_person else _paint(float(row[Field.SPEED]) / _FAST))
+
+
+def _paint(share: float) -> tuple[int, int, int]:
+    """Colour of a speed, as a share of the fastest."""
+    at = np.clip(share, 0.0, 1.0) * (len(_PAINTS) - 1)
+    red, green, blue = (round(float(np.interp(at, range(len(_PAINTS)), _PAINTS[:, k]))) for k in range(3))
+    return red, green, blue
+
+
+def _palette() -> Image.Image:
+    """All colours and their mixtures with the road: a palette that is found by counting forgets the few vehicles."""
+    still = [_GRASS, _ROAD, _MARK, _INK, _HUMAN, _CRASH]
+    shades = [_paint(k / (_SHADES - 1)) for k in range(_SHADES)]
+    blends = [
+        tuple(round(a + (b - a) * k / _EDGES) for a, b in zip(colour, under, strict=True))
+        for colour in (*still, *shades)
+        for under in (_ROAD, _GRASS)[: 1 if colour in shades else 2]
+        for k in range(1, _EDGES)
+    ]
+    flat = [value for colour in (*still, *shades, *blends)[:256] for value in colour]
+    picture = Image.new("P", (1, 1))
+    picture.putpalette(flat)
+    return picture
 
 
 def _beside(frames: list[Image.Image]) -> Image.Image:
@@ -151,8 +189,7 @@ def _beside(frames: list[Image.Image]) -> Image.Image:
 
 def _save(frames: list[Image.Image], out: Path) -> None:
     """One palette for all frames, no dithering: what does not move costs nothing."""
-    busiest = frames[len(frames) // 2]
-    palette = busiest.quantize(_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    palette = _palette()
     reduced = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     reduced[0].save(
         out, save_all=True, append_images=reduced[1:], duration=round(1000 * _SHOWN), loop=0, optimize=False, disposal=1

@@ -184,7 +184,8 @@ def _generalise(
 ) -> None:
     from opencda_marl.benchmark.generalise import generalise
 
-    plain = "".join(letter if letter.isalnum() else "-" for letter in policy.removeprefix("bundled:")).strip("-")
+    last = Path(policy.removeprefix("bundled:")).absolute().name
+    plain = "".join(letter if letter.isalnum() else "-" for letter in last).strip("-")
     with _following(console) as tell:
         generalise(
             policy,

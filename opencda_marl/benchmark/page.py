@@ -74,14 +74,20 @@ def _listed(densities: Sequence[float]) -> str:
 
 
 def _aggregates(rows: Sequence[Mapping[str, Any]]) -> str:
-    others = [row["policy"] for row in rows]
-    headings = ["learner", "runs", "IQM of success %", "95 % interval", *(f"P(better than {name})" for name in others)]
-    cells = []
-    for row in rows:
-        interval = "-" if row["low"] is None else f"{100 * row['low']:.2f} to {100 * row['high']:.2f}"
-        better = ["" if name == row["policy"] else f"{row['improvement'][name]:.2f}" for name in others]
-        cells.append([row["policy"], str(row["runs"]), f"{100 * row['iqm']:.2f}", interval, *better])
-    return as_markdown(headings, cells)
+    """A table a measure."""
+    tables = []
+    for measure in dict.fromkeys(row["measure"] for row in rows):
+        own = [row for row in rows if row["measure"] == measure]
+        others = [row["policy"] for row in own]
+        heading = COLUMNS[measure][0]
+        headings = ["learner", "runs", f"IQM of {heading}", "95 % interval", *(f"P(better than {n})" for n in others)]
+        cells = []
+        for row in own:
+            interval = "-" if row["low"] is None else f"{100 * row['low']:.2f} to {100 * row['high']:.2f}"
+            better = ["" if name == row["policy"] else f"{row['improvement'][name]:.2f}" for name in others]
+            cells.append([row["policy"], str(row["runs"]), f"{100 * row['iqm']:.2f}", interval, *better])
+        tables.append(as_markdown(headings, cells))
+    return "\n".join(tables)
 
 
 def _generalisation(result: Mapping[str, Any]) -> str:

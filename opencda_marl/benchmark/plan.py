@@ -41,7 +41,7 @@ _VEHICLES = 5_000  # a figure
 _LEAST = 60  # episodes: where the crossing is full fewer vehicles end than are scheduled
 _SHARE = 0.85  # of the scheduled vehicles that end within an episode, cautiously
 _LANES = 12
-_CHECKS = {"mappo": 20, "pcmappo": 20, "qlearning": 10}  # episodes between two held-out evaluations; others: 5
+_CHECKS = {"mappo": 10, "pcmappo": 10, "qlearning": 10}  # episodes between two held-out evaluations; others: 5
 _SELECTION = "evaluation.selection_seeds=[8000, 8008]"
 
 

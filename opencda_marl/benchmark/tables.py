@@ -17,6 +17,7 @@ from opencda_marl.core.verdict import RIVALS, in_words, judge
 
 __all__ = [
     "COLUMNS",
+    "MEASURES",
     "aggregates",
     "as_csv",
     "as_markdown",
@@ -66,14 +67,6 @@ def rows_of(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) ->
     return found
 
 
-def _through(block: Mapping[str, Any]) -> float | None:
-    """arrived / scheduled."""
-    arrived, scheduled = (
-        sum(row[EPISODE.index(name)] for row in block["per_episode"]) for name in ("arrived", "scheduled")
-    )
-    return arrived / scheduled if scheduled else None
-
-
 def missing(
     results: Sequence[Mapping[str, Any]],
     densities: Sequence[float],
@@ -105,39 +98,65 @@ def _vehicles(result: Mapping[str, Any], key: str) -> int:
     return int(result.get("densities", {}).get(key, {}).get("vehicles", 0))
 
 
+def _through(block: Mapping[str, Any]) -> float | None:
+    """arrived / scheduled."""
+    arrived, scheduled = (
+        sum(row[EPISODE.index(name)] for row in block["per_episode"]) for name in ("arrived", "scheduled")
+    )
+    return arrived / scheduled if scheduled else None
+
+
+MEASURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "success_rate": lambda block: block["success_rate"],
+    "through_rate": _through,
+}
+"""What learners are ranked by, shares of 1: who stands still has all the success and gets nobody through."""
+
+
 def scores_of(
     results: Sequence[Mapping[str, Any]], densities: Sequence[float], name: str = "success_rate"
 ) -> dict[str, np.ndarray]:
-    """Policy -> [runs, densities] of those runs that are complete."""
+    """Policy -> [runs, densities] of those runs that are complete.
+
+    Args:
+        results: files of results.
+        densities: that a run must have.
+        name: a key of `MEASURES`.
+    """
     found: dict[str, list[list[float]]] = {}
     for result in results:
-        blocks = [result.get("densities", {}).get(density_key(rate), {}).get(name) for rate in densities]
+        found_blocks = [result.get("densities", {}).get(density_key(rate)) for rate in densities]
+        blocks = [None if block is None else MEASURES[name](block) for block in found_blocks]
         if all(value is not None for value in blocks):
             found.setdefault(result["policy"], []).append([float(value) for value in blocks if value is not None])
     return {policy: np.array(rows) for policy, rows in found.items()}
 
 
 def aggregates(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each learner, over its complete runs and all densities: IQM of success with its 95 % interval.
+    """Of each learner, over its complete runs and all densities: IQM of each measure with its 95 % interval.
 
     Returns:
-        rows of policy, runs, iqm, low, high, improvement (policy -> probability that a run of ours beats one of its).
+        rows of measure, policy, runs, iqm, low, high, improvement (policy -> probability that a run of ours beats one
+        of its); the best first.
     """
-    scores = {name: found for name, found in scores_of(results, densities).items() if name in LEARNERS}
+    return [row for name in MEASURES for row in _aggregates_of(name, scores_of(results, densities, name))]
+
+
+def _aggregates_of(name: str, found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    scores = {policy: values for policy, values in found.items() if policy in LEARNERS}
     rows = []
     for policy, ours in scores.items():
         low, high = stratified_interval(ours)
-        better = {
-            other: probability_of_improvement(ours, theirs) for other, theirs in scores.items() if other != policy
-        }
+        others = {other: theirs for other, theirs in scores.items() if other != policy}
         rows.append(
             {
+                "measure": name,
                 "policy": policy,
                 "runs": len(ours),
                 "iqm": interquartile_mean(ours),
                 "low": low if len(ours) > 1 else None,  # one run says nothing of its spread
                 "high": high if len(ours) > 1 else None,
-                "improvement": better,
+                "improvement": {other: probability_of_improvement(ours, theirs) for other, theirs in others.items()},
             }
         )
     return sorted(rows, key=lambda row: -row["iqm"])

@@ -65,7 +65,10 @@ def test_incomplete_runs_are_listed_and_not_averaged() -> None:
         "mappo": (2, 2),
         "random": (1, 2),
     }
-    (only,) = aggregates(results, rates)
+    only, through = aggregates(results, rates)
+    assert (only["measure"], through["measure"]) == ("success_rate", "through_rate")
+    # 100 - 4 - 2.5 and 100 - 4 - 4.5 of a hundred arrive
+    assert through["iqm"] == pytest.approx((0.935 + 0.915) / 2)
     one, two = results[0]["densities"]["300"]["success_rate"], results[1]["densities"]["300"]["success_rate"]
     assert (only["policy"], only["runs"], only["improvement"]) == ("mappo", 2, {})
     assert only["iqm"] == pytest.approx((one + two) / 2)
@@ -84,7 +87,7 @@ def test_incomplete_runs_are_listed_and_not_averaged() -> None:
 
 def test_learners_beside_each_other() -> None:
     results = [_result("mappo-s1", 2), _result("masac-s1", 0)]
-    first, second = aggregates(results, [200.0, 300.0])
+    first, second, *_ = aggregates(results, [200.0, 300.0])
     assert (first["policy"], first["improvement"], first["low"]) == ("masac", {"mappo": 1.0}, None)
     assert second["improvement"] == {"masac": 0.0}
 
@@ -136,6 +139,8 @@ def test_the_page() -> None:
     }
     for words in (
         "| mappo-s1 | 200 | 97.40 | 2.60 | 93.5 | - | 1.23 |",
+        "| mappo | 1 | 97.40 | - |",
+        "| mappo | 1 | 93.50 | - |",
         "### Elsewhere than it was trained: bundled:x",
         "| as trained |",
         "- beats random driving at 200 vph",
