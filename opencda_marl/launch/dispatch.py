@@ -58,10 +58,12 @@ class Dispatch:
         self._read: dict[str, int] = {}  # bytes of each runner's events that were told
         self._busy: dict[str, int] = {}  # cells in the hands of each runner
         self._fruitless = self._refused = 0
+        self._accepted = False  # has the engine taken any?
         self._not_before = 0.0  # [s] when the engine is asked again
         self._saved = 0
         self._turn = 0
         self._beaten = 0.0
+        self._asked: set[tuple[str, str]] = set()  # runners, and what they were asked
         self._asked_at: float | None = None  # [s] when everything was asked to stop
         self.wishes = Wishes()
 
@@ -97,7 +99,8 @@ class Dispatch:
     def _end(self) -> None:
         """No runner is left behind, unless we are killed; then the same command finds those that outlive us."""
         with suppress(OpenCDAError):
-            self._stop()
+            if self._jobs:
+                self._stop()
         deadline = time.monotonic() + self.options.deadline("stopping") + MARGIN
         while self._jobs and time.monotonic() < deadline:
             self._collect()
@@ -147,18 +150,19 @@ class Dispatch:
     def _stop(self) -> None:
         """Ask every runner to stop, once; those that wait for their turn, or do not hear, are cancelled."""
         now, live = time.monotonic(), live_runners(self.folder)
-        first, self._asked_at = self._asked_at is None, self._asked_at or now
+        self._asked_at = self._asked_at or now
+        for wish in ("stop", "kill") if self.wishes.kill else ("stop",):
+            for name in live:
+                if (name, wish) not in self._asked:
+                    self._asked.add((name, wish))
+                    self.folder.ask(wish, name)
         late = self.wishes.kill or now - self._asked_at > self.options.deadline("stopping")
         for name, job in self._jobs.items():
-            if name in live and first:
-                self.folder.ask("stop", name)
-            if name in live and self.wishes.kill:
-                self.folder.ask("kill", name)
             if name not in live or late:
                 job.cancel()
 
     def _ask(self, wish: str) -> None:
-        for name in self._jobs:
+        for name in {*self._jobs, *live_runners(self.folder)}:  # a job that Slurm has put into its queue again
             self.folder.ask(wish, name)
 
     def _collect(self) -> dict[str, str]:
@@ -207,14 +211,14 @@ class Dispatch:
             except SimulatorError as error:
                 self._refuse(error)
                 return
-            self._refused = 0
+            self._refused, self._accepted = 0, True
             self.folder.runner(name).mkdir(parents=True, exist_ok=True)
             self._tell("runner_placed", runner=name)
 
     def _refuse(self, error: SimulatorError) -> None:
         """An engine that takes no jobs for a while is no reason to end those that run."""
         self._refused += 1
-        if not self._jobs and self._refused >= _FRUITLESS:
+        if not self._jobs and (not self._accepted or self._refused >= _FRUITLESS):
             raise error
         delay = min(300.0, self.options.retry_delay * 10.0 * 2.0 ** (self._refused - 1))
         self._not_before = time.monotonic() + delay

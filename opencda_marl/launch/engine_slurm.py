@@ -20,13 +20,14 @@ from opencda_marl.launch.engines import MARGIN, Job, processors
 from opencda_marl.launch.folder import Matrix, MatrixFolder, read_json
 from opencda_marl.launch.keeper import Kept
 from opencda_marl.launch.processes import is_alive, read_process
-from opencda_marl.launch.runners import Seat
+from opencda_marl.launch.runners import Seat, live_runners
 
 __all__ = ["SlurmEngine"]
 
 _HOURS = 24  # of a job, unless told otherwise; submitit's own default is five minutes
 _REQUEUES = 1000  # of a job whose time is up
 _POLL = 0.2  # [s]
+_UNKNOWN = 600.0  # [s] since a job was submitted, within which it need not be known yet
 
 
 class SlurmEngine:
@@ -86,7 +87,12 @@ class SlurmEngine:
                 f"Slurm refused a job: {error}", fix="see what sbatch says to the same options"
             ) from error
         process = read_process(int(job.job_id)) if self._cluster == "local" else None
-        told = {"job": job.job_id, "cluster": self._cluster, "start_time": process.start_time if process else None}
+        told = {
+            "submitted": time.time(),
+            "job": job.job_id,
+            "cluster": self._cluster,
+            "start_time": process.start_time if process else None,
+        }
         file = self._folder.runner(name) / "job.json"
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +109,16 @@ class SlurmEngine:
             if self._cluster == "local":
                 found[name] = _LocalJob(int(facts["job"]), int(facts["start_time"] or 0))
             else:
-                found[name] = _SlurmJob(self._submitit.SlurmJob(self._folder.path / "jobs" / "%j", facts["job"]))
+                job: Any = self._submitit.SlurmJob(self._folder.path / "jobs" / "%j", facts["job"])
+                if not self._forgotten(name, job, facts):
+                    found[name] = _SlurmJob(job)
         return {name: job for name, job in found.items() if job.ended() is None}
+
+    def _forgotten(self, name: str, job: Any, facts: Mapping[str, Any]) -> bool:
+        """Slurm knows nothing of a job for a moment after it was submitted, and long after it has ended."""
+        if name in live_runners(self._folder) or time.time() - float(facts.get("submitted", 0.0)) < _UNKNOWN:
+            return False
+        return bool(job.watcher.get_state(job.job_id, mode="force") == "UNKNOWN")
 
     def close(self) -> None:
         """Nothing is held."""

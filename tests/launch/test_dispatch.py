@@ -159,7 +159,9 @@ def test_the_launcher_of_this_machine_leaves_alone_what_a_runner_has(tmp_path: P
     assert runner.kept.wait(20.0) == 0
 
 
-@pytest.mark.parametrize("wish", ["stop", "kill", "drain"])
+@pytest.mark.parametrize(
+    "wish", ["stop", pytest.param("kill", marks=pytest.mark.slow), pytest.param("drain", marks=pytest.mark.slow)]
+)
 def test_wishes_reach_every_runner(tmp_path: Path, wish: str) -> None:
     asked: list[str] = []
 
@@ -196,10 +198,10 @@ def test_a_failed_cell_is_tried_again_by_a_runner(tmp_path: Path, monkeypatch: p
 
 def test_an_engine_that_refuses_for_a_while_is_asked_again(tmp_path: Path) -> None:
     class Busy(Processes):
-        refusals = 2
+        refusals, never = 2, False
 
         def place(self, name: str) -> Held:
-            if self.refusals:
+            if self.refusals and (self.jobs or self.never):
                 self.refusals -= 1
                 raise SimulatorError("sbatch: error: Socket timed out")
             return super().place(name)
@@ -209,7 +211,7 @@ def test_an_engine_that_refuses_for_a_while_is_asked_again(tmp_path: Path) -> No
     assert heard.kinds().count("engine_refused") == 2
 
     class Never(Busy):
-        refusals = 99
+        refusals, never = 99, True
 
     with pytest.raises(SimulatorError, match="Socket timed out"):
         dispatch(tmp_path / "n", made(2, 1), engine=Never(tmp_path / "n"))
@@ -243,7 +245,7 @@ def saved(path: Path) -> bool:
     return bool(list(path.glob("cells/*/checkpoints/latest")))
 
 
-@pytest.mark.parametrize("engine", [True, False])
+@pytest.mark.parametrize("engine", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_a_machine_that_is_gone_has_left_is_waited_for_and_said(tmp_path: Path, engine: bool) -> None:
     wanted = made(2, 2, deadlines={"stopping": 5.0, "lease": 2.0})
     far = Leases(MatrixFolder(tmp_path), tmp_path / "runners/r001/launcher.json", limit=2.0)

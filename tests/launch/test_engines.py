@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,7 @@ def local(path: Path, wanted: Matrix) -> SlurmEngine:
     return SlurmEngine(MatrixFolder(path), wanted, {"cluster": "local"})
 
 
+@pytest.mark.slow
 def test_jobs_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "a place"
     wanted = matrix(4, 4, engine="slurm", engine_set={"cluster": "local"}, deadlines=DEADLINES)
@@ -97,6 +100,7 @@ def test_jobs_of_this_machine(tmp_path: Path) -> None:
     assert same_as_undisturbed(path, wanted, tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_jobs_outlive_their_launcher_and_go_back_into_the_queue_when_their_time_is_up(tmp_path: Path) -> None:
     """The time is up: submitit sends USR2; the cell's last boundary is saved, and the same job goes on with it."""
     path = tmp_path / "m"
@@ -184,6 +188,18 @@ def test_jobs_of_slurm(tmp_path: Path, slurm: Path) -> None:
     assert options["time"] == "1440"  # submitit's own default is five minutes
     assert options["signal"] == "USR2@65"
     assert (options["partition"], options["gpus-per-node"], options["cpus-per-task"]) == ("gpu", "1", "1")
+
+
+def test_jobs_that_slurm_has_forgotten_are_not_waited_for(tmp_path: Path, slurm: Path) -> None:
+    path, wanted = tmp_path / "m", matrix(1, engine="slurm")
+    engine = SlurmEngine(MatrixFolder(path), wanted, {})
+    own = path / "runners/r001"
+    own.mkdir(parents=True)
+    told = {"job": "4711", "cluster": "slurm", "start_time": None}
+    (own / "job.json").write_text(json.dumps({**told, "submitted": time.time() - 1e6}))
+    assert engine.adopt() == {}
+    (own / "job.json").write_text(json.dumps({**told, "submitted": time.time()}))
+    assert list(engine.adopt()) == ["r001"]  # it may not be known yet
 
 
 def test_a_stop_reaches_jobs_of_slurm(tmp_path: Path, slurm: Path) -> None:

@@ -10,7 +10,7 @@ from tests.launch.matrices import launch, launch_elsewhere, matrix, weights
 from tests.launch.real import PATIENCE
 
 EPISODES, CELLS = 3, 2
-SOME = (1, 2, 4, 7, 11, 16)
+SOME = (2, 7, 12)
 ALL = range(1, 30)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from opencda_marl.core.errors import BackendMissingError, CheckpointError, SimulatorError
 from opencda_marl.display_matrix import event_line
+from opencda_marl.launch.claims import Claims
 from opencda_marl.launch.folder import MatrixFolder, Writer, is_done
 from opencda_marl.launch.plan import Slot
 from opencda_marl.launch.processes import is_alive
@@ -433,6 +434,32 @@ def test_two_launchers_on_the_same_ports(tmp_path: Path) -> None:
         other.communicate()
     assert launch(tmp_path / "m", made, **served).finished == 1
     assert launch(tmp_path / "m", matrix([cell(0, 3, family="carla")], carla_rpc_port=2500), **served).finished == 1
+
+
+def test_a_runner_takes_the_next_ports_where_another_one_of_the_machine_has_its_own(tmp_path: Path) -> None:
+    made = matrix([cell(index, 1, family="carla") for index in range(2)], carla_rpc_port=2600, parallel=2)
+    slots: list[Slot] = []
+
+    def server_for(slot: Slot) -> FakeServer:
+        slots.append(slot)
+        return FakeServer(slot)
+
+    theirs = "from opencda_marl.launch.claims import Claims\nheld = Claims([2610, 2620]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", theirs], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        served = {"served": lambda _cell: True, "server_for": server_for}
+        assert launch(tmp_path / "m", made, shared=True, **served).finished == 2
+        other.kill()
+        other.communicate()
+    assert [slot.rpc_port for slot in slots] == [2640, 2650]
+    claims, first = Claims.anywhere([2600, 2610], 10)
+    claims.close()
+    assert first == 2600  # they were given back
+    highest = Claims([65530])
+    with pytest.raises(SimulatorError, match="port 65530 belongs to another launcher"):
+        Claims.anywhere([65530], 10)
+    highest.close()
 
 
 def test_a_path_with_spaces_quotes_and_a_newline(tmp_path: Path) -> None:
