@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import CheckpointError, OpenCDAError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
 from opencda_marl.core.metrics import EpisodeRecord, pool
-from opencda_marl.core.run_folder import RunFolder, read_config, read_run
+from opencda_marl.core.run_folder import RunFolder, read_config, read_metrics, read_run
 from opencda_marl.core.scalars import ScalarWriter
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["TIMING_FIELDS", "Done", "Journal", "objective_weights", "recorded"]
+__all__ = ["TIMING_FIELDS", "Done", "Journal", "held_out_score", "objective_weights", "recorded"]
 
 TIMING_FIELDS = ("wall_s", "ms_per_step", "spans")
 """What a clock decides in a line or a checkpoint; all other fields are equal in two runs of one seed."""
@@ -45,6 +45,24 @@ class Done:
 def objective_weights(settings: RunSettings) -> list[float] | None:
     """Weights of the objectives in `return`: the fixed preference where there is one, else None (ones)."""
     return list(settings.preference.fixed) if settings.algorithm.startswith("pc") else None
+
+
+def held_out_score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Of held-out evaluation at several rates, larger is better: success, then few collisions, then little delay."""
+
+    def mean(name: str) -> float:
+        return sum(row[name] or 0.0 for row in rows) / len(rows)
+
+    return mean("success_rate"), -mean("collision_rate"), -mean("mean_delay_s")
+
+
+def _best_held_out(folder: RunFolder) -> tuple[float, float, float] | None:
+    """The highest score among the evaluations that the run has written down; None: there are none."""
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for line in read_metrics(folder.path):
+        if line["kind"] == "evaluation":
+            rows.setdefault(line["episode"], []).append(line)
+    return max(map(held_out_score, rows.values()), default=None)
 
 
 def recorded(path: Path, *names: str) -> dict[str, Any]:
@@ -106,6 +124,7 @@ class Journal:
         self._mode = learner.describe().get("update_mode")
         self.compiling = self._mode in ("compiled", "cuda_graph", "auto")  # does the next update begin with that?
         self._profile = recorded(folder.path, "profile")["profile"]
+        self._held_out = _best_held_out(folder)  # score of `best`; None: no held-out evaluation has come in
 
     @property
     def episode(self) -> int:
@@ -274,6 +293,10 @@ class Journal:
         episode = int(name.rpartition("_")[2])
         for row in rows:
             self.folder.metrics({"kind": "evaluation", "episode": episode, **row})
+        score = held_out_score(rows)
+        if self._held_out is None or score >= self._held_out:
+            self._held_out = score
+            self.folder.checkpoints.point_best(name)
         self._listener(Evaluated(episode, rows))
 
     def close(self) -> None:
@@ -312,7 +335,12 @@ class Journal:
         return _line(record, self.done, self._learner, self._weights, wall, spans)
 
     def _judge(self) -> bool:
-        """Is this the highest success over the last 20 episodes? A full window beats any shorter one."""
+        """Is this the highest success over the last 20 episodes? A full window beats any shorter one.
+
+        Where held-out evaluation says what is best, nothing else does.
+        """
+        if self._held_out is not None:
+            return False
         ended = sum(row[1] for row in self.done.window)
         score = sum(row[0] for row in self.done.window) / ended if ended else 0.0
         found = [float(len(self.done.window) == _WINDOW), score]

@@ -21,7 +21,7 @@ from opencda_marl.core.machine import cores
 from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, typed
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.verdict import in_words, judge
-from opencda_marl.journal import recorded
+from opencda_marl.journal import held_out_score, recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
 
@@ -200,17 +200,8 @@ def choose_checkpoint(run: Path, settings: RunSettings, jobs: Callable[..., dict
         for path in sorted(found)
     }
     answers = jobs(requests, "choosing a checkpoint")
-    scores = {path: _score(answers[f"selection-{path.name}"]) for path in sorted(found)}
+    scores = {path: held_out_score(answers[f"selection-{path.name}"]) for path in sorted(found)}
     return max(scores, key=lambda path: scores[path])
-
-
-def _score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-    """Means over rates: success, then few collisions, then little delay."""
-
-    def mean(name: str) -> float:
-        return sum(row[name] or 0.0 for row in rows) / len(rows)
-
-    return mean("success_rate"), -mean("collision_rate"), -mean("mean_delay_s")
 
 
 def _measure(

@@ -212,6 +212,15 @@ class Checkpoints:
         self._prune(pinned)
         return target
 
+    def point_best(self, name: str) -> None:
+        """Let `best` stand for a checkpoint that is there; without it nothing happens.
+
+        Raises:
+            StorageError: the link could not be written.
+        """
+        if (self.folder / name).is_dir():
+            self._point("best", name)
+
     def numbered(self) -> list[int]:
         """Episodes of the numbered checkpoints, ascending."""
         if not self.folder.is_dir():

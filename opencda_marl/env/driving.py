@@ -37,6 +37,7 @@ from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.observe import Observer
 from opencda_marl.env.reservation import Reservation
 from opencda_marl.env.reward import RewardParts
+from opencda_marl.env.shield import Shield
 from opencda_marl.env.trajectory import Trajectory
 from opencda_marl.settings.run import RunSettings
 
@@ -86,6 +87,7 @@ class DrivingEnv:
         make_observer = OBSERVATIONS.load(settings.observation)
         self._observer: Observer = make_observer(settings, self.roads, self.conflicts)
         self._commander = Commander(settings, self._tables.route, slots)
+        self._shield = Shield(settings, self._tables, slots) if settings.shield.enabled else None
         self._rules = Reservation(settings, self.roads, self.conflicts, slots)
         discount = settings.discount_per_second**self._dt  # of one step
         self._parts = RewardParts(settings.reward.weights, self._tables.route, self._dt, discount)
@@ -148,6 +150,8 @@ class DrivingEnv:
         self._ruled = bool((schedule.drivers == Driver.RULE).any())
         self._ledger.clear()
         self._rules.clear()
+        if self._shield is not None:
+            self._shield.clear()
         self._cavs = _NO_SLOTS
         self._due, self._done = _NO_SLOTS, False
         return self._run()
@@ -221,6 +225,8 @@ class DrivingEnv:
         assert self._book is not None
         with self._spans("act"):
             command = self._commander.command(self.state)
+            if self._shield is not None:
+                self._shield.guard(command, self.state)
             if self._ruled:
                 self._rules.add(command, self.state)
             np.copyto(self._before, self.state.values)

@@ -21,11 +21,14 @@ from opencda_marl.env.neighbours import (
     select_conflicting,
     select_nearest,
     time_along,
+    time_pulling,
 )
 from opencda_marl.env.view import (
     BRAKING,
     CONFLICT,
+    HARDEST,
     INTENT,
+    PULL,
     RADIUS,
     VEHICLE,
     add_to_scene,
@@ -84,11 +87,13 @@ def _write_ego(
         out[8 + m] = 1.0 if movement == m else 0.0
     out[11] = clip(ahead_limit / 20.0, 0.0, 2.0)
     out[12] = clip(envelope(progress, route, parameters[BRAKING]) / 20.0, 0.0, 2.0)
-    out[13:18] = 0.0
+    out[13:18], out[22] = 0.0, 0.0
     if leader >= 0:
         out[13] = 1.0
         out[14] = clip((ahead - length) / 50.0, 0.0, 2.0)
         out[15] = clip((speed - values[leader, _SPEED]) / 10.0, -2.0, 2.0)
+        longer = (speed**2 - values[leader, _SPEED] ** 2) / (2.0 * parameters[HARDEST])  # my way to stand than its
+        out[22] = clip((ahead - length - longer) / 25.0, -2.0, 2.0)
     if follower >= 0:
         out[16] = 1.0
         out[17] = clip((behind - length) / 50.0, 0.0, 2.0)
@@ -107,9 +112,10 @@ def _write_zone(
     routes: Int16[np.ndarray, " slots"],
     tables: RoadTables,
     parameters: Float64[np.ndarray, " parameters"],
-    out: Float32[np.ndarray, " features"],
+    out: Float32[np.ndarray, " 9"],
+    more: Float32[np.ndarray, " 4"],
 ) -> None:
-    """Columns `conflict` to `in_zone` of a conflicting neighbour: distances / 25 m, times / 3 s."""
+    """Columns `conflict` to `in_zone`, and `my_stop` to `fast_if_first` in `more`: distances / 25 m, times / 3 s."""
     zone, mine, its = tables.zones[routes[i], routes[j]], tables.route[routes[i]], tables.route[routes[j]]
     length, braking = parameters[VEHICLE], parameters[BRAKING]
     me, other = values[i, _PROGRESS], values[j, _PROGRESS]
@@ -131,6 +137,16 @@ def _write_zone(
     out[6] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
     out[7] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
     out[8] = 1.0 if its_entry <= 0.0 else 0.0
+    brakes, pull = 2.0 * parameters[HARDEST], parameters[PULL]
+    its_top = its_limit if its_limit < np.inf else its[LIMIT]
+    if my_speed < my_limit:
+        i_leave = min(i_leave, time_pulling(my_exit, my_speed, my_limit, pull))
+    if its_speed < its_top:
+        it_leaves = min(it_leaves, time_pulling(its_exit, its_speed, its_top, pull))
+    more[0] = clip((my_entry - my_speed**2 / brakes) / 25.0, -2.0, 2.0)
+    more[1] = clip((its_entry - its_speed**2 / brakes) / 25.0, -2.0, 2.0)
+    more[2] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
+    more[3] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
 
 
 @kernel
@@ -164,7 +180,7 @@ def _write_neighbour(
         out[16], out[17] = 1.0, held[j]
     out[18] = clip((tables.route[routes[j], STOP_LINE] - values[j, _PROGRESS]) / 100.0, -1.0, 2.0)
     if conflicting(i, j, values, routes, parameters[VEHICLE], tables.zones):
-        _write_zone(i, j, values, routes, tables, parameters, out[19:28])
+        _write_zone(i, j, values, routes, tables, parameters, out[19:28], out[31:35])
     if collision < np.inf:
         out[28], out[29] = 1.0, min(collision / 10.0, 1.0)
     out[30] = 1.0 if j == leader else 0.0

@@ -36,6 +36,7 @@ FULL_EGO = (
     Feature("last_action", "1", 1.0, "in [-1, 1]; with `acted`"),
     Feature("others", "vehicles", 30.0, "vehicles within the radius; 0 to 2"),
     Feature("age", "s", 30.0, "since it entered; 0 to 2"),
+    Feature("leader_stop", "m", 25.0, "gap that is left if both brake as hard as they can; with `leader`; -2 to 2"),
 )
 """Ego features of layout `full`, in order."""
 
@@ -71,6 +72,10 @@ FULL_NEIGHBOUR = (
     Feature("will_touch", "flag", 1.0, "at constant velocities our discs of 4 m will touch"),
     Feature("time_to_collision", "s", 10.0, "until they touch; with `will_touch`; 0 to 1"),
     Feature("is_leader", "flag", 1.0, "it is the next one ahead on my lane"),
+    Feature("my_stop", "m", 25.0, "how far before the zone I stand if I brake hard; with `conflict`; -2 to 2"),
+    Feature("its_stop", "m", 25.0, "how far before the zone the other stands if it does; with `conflict`; -2 to 2"),
+    Feature("fast_if_second", "s", 3.0, "`gap_if_second` if the other accelerates as hard as it can; -2 to 2"),
+    Feature("fast_if_first", "s", 3.0, "`gap_if_first` if I accelerate as hard as I can; -2 to 2"),
 )
 """Neighbour features of layout `full`, in order. Times are those of `neighbours.time_along`: the present speed, at
 least 1 m/s, and braking comfortably to the junction's limit where that is lower."""
@@ -111,7 +116,7 @@ the scale ends and not a value on it."""
 
 def full_spec(max_neighbours: int) -> ObservationSpec:
     """Layout `full`: ego features and up to `max_neighbours` rows."""
-    return ObservationSpec("full", 1, FULL_EGO, FULL_NEIGHBOUR, max_neighbours)
+    return ObservationSpec("full", 2, FULL_EGO, FULL_NEIGHBOUR, max_neighbours)
 
 
 def flat_spec(name: str) -> ObservationSpec:

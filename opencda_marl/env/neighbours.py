@@ -38,6 +38,7 @@ __all__ = [
     "select_nearest",
     "squared_distance",
     "time_along",
+    "time_pulling",
 ]
 
 _X, _Y, _PROGRESS = (
@@ -198,6 +199,24 @@ def time_along(distance: float, speed: float, to_stop_line: float, limit_inside:
     before = min(max(to_stop_line, 0.0), distance)
     slowing = min((now * now - inside * inside) / (2.0 * braking), before)
     return (before - slowing) / now + slowing / (0.5 * (now + inside)) + (distance - before) / inside
+
+
+@kernel
+def time_pulling(distance: float, speed: float, top: float, acceleration: float) -> float:
+    """Time to drive `distance` with full acceleration, up to `top`; for who is slower than that. [s]
+
+    Args:
+        distance: [m] not positive: already there, 0.
+        speed: [m/s] now.
+        top: [m/s].
+        acceleration: [m/s^2].
+    """
+    if distance <= 0.0:
+        return 0.0
+    rising = (top * top - speed * speed) / (2.0 * acceleration)
+    if distance <= rising:
+        return float((np.sqrt(speed * speed + 2.0 * acceleration * distance) - speed) / acceleration)
+    return float((top - speed) / acceleration + (distance - rising) / top)
 
 
 @kernel

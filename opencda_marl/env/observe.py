@@ -16,7 +16,7 @@ from opencda_marl.env.flat_layout import observe_flat
 from opencda_marl.env.full_layout import observe_full
 from opencda_marl.env.layouts import flat_spec, full_spec
 from opencda_marl.env.neighbours import road_tables
-from opencda_marl.env.view import BRAKING, CONFLICT, INTENT, LANES, PARAMETERS, RADIUS, VEHICLE
+from opencda_marl.env.view import BRAKING, CONFLICT, HARDEST, INTENT, LANES, PARAMETERS, PULL, RADIUS, VEHICLE
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["FlatObserver", "FullObserver", "Observer", "drop_rows", "ego9", "ego43", "full"]
@@ -56,6 +56,8 @@ def _parameters(settings: RunSettings, roads: Roads) -> Float64[np.ndarray, " pa
     parameters[BRAKING] = settings.envelope.comfort_braking
     parameters[INTENT] = settings.neighbours.intent == "shared"
     parameters[CONFLICT] = settings.neighbours.selection == "conflict"
+    parameters[HARDEST] = settings.scenario.vehicle.braking
+    parameters[PULL] = settings.scenario.vehicle.acceleration
     parameters[LANES] = max(int(roads.lane.max()), 1)
     return parameters
 

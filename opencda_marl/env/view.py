@@ -12,9 +12,11 @@ from opencda_marl.env.neighbours import disc_time_to_collision
 __all__ = [
     "BRAKING",
     "CONFLICT",
+    "HARDEST",
     "INTENT",
     "LANES",
     "PARAMETERS",
+    "PULL",
     "RADIUS",
     "VEHICLE",
     "add_to_scene",
@@ -28,9 +30,9 @@ __all__ = [
 _X, _Y, _HEADING, _SPEED = int(Field.X), int(Field.Y), int(Field.HEADING), int(Field.SPEED)
 
 # indices into `parameters` of the kernels: radius [m], length of a vehicle [m], comfortable braking [m/s^2],
-# is intent shared, is the selection `conflict`, highest lane index
-RADIUS, VEHICLE, BRAKING, INTENT, CONFLICT, LANES = range(6)
-PARAMETERS = 6
+# is intent shared, is the selection `conflict`, highest lane index, hardest braking and acceleration [m/s^2]
+RADIUS, VEHICLE, BRAKING, INTENT, CONFLICT, LANES, HARDEST, PULL = range(8)
+PARAMETERS = 8
 
 
 @kernel

@@ -225,6 +225,8 @@ class Mappo:
         rng = generator(settings.seed, Branch.INITIALISATION)
         self._theta = torch.from_numpy(self._networks.initialise(rng)).to(self._device)
         self._m, self._v = torch.zeros_like(self._theta), torch.zeros_like(self._theta)
+        self._average = self._theta[: self._networks.actor_layout.size].clone()
+        self._greedy = False  # does the acting side have the average now?
         self._policy = ActingPolicy(
             settings,
             observation,
@@ -279,7 +281,12 @@ class Mappo:
             if not len(observation):
                 return Action(np.zeros((0, self._networks.head.stored), np.float32))
             self.counters.acting_steps += 1
-            return self._policy.act(observation, self._theta[: self._networks.actor_layout.size], explore=explore)
+            averaged = not explore and self._own.average_decay > 0.0
+            if averaged != self._greedy:
+                self._greedy = averaged
+                self._policy.invalidate()
+            source = self._average if averaged else self._theta[: self._networks.actor_layout.size]
+            return self._policy.act(observation, source, explore=explore)
 
     def store(self, observation: Observation, action: Action, step: Step) -> None:
         """See `core.spec.Learner`."""
@@ -331,8 +338,15 @@ class Mappo:
             self._policy.invalidate()
             self._rollout.discard(chains.rows)
             self.counters.updates_performed += 1
+            self._follow()
             self.counters.buffer_size = len(self._rollout)
             return metrics | self._value_metrics(advantages, returns)
+
+    def _follow(self) -> None:
+        """Move the average of the actor's weights towards them; the first ones weigh little in it."""
+        count = self.counters.updates_performed
+        kept = min(self._own.average_decay, count / (count + 9.0))
+        self._average = torch.lerp(self._theta[: self._networks.actor_layout.size], self._average, kept)
 
     def _tensors(self, table: Mapping[str, np.ndarray], scenes: np.ndarray) -> dict[str, Tensor]:
         """A table of views on the training device; the index of a scene becomes the scene."""
@@ -417,6 +431,8 @@ class Mappo:
     def state(self) -> LearnerState:
         """See `core.spec.Learner`."""
         tensors = {"theta": self._theta, "m": self._m, "v": self._v}
+        if self._own.average_decay:
+            tensors["average"] = self._average
         arrays = {name: np.array(tensor.cpu().numpy()) for name, tensor in tensors.items()}
         acting, values = self._policy.state()
         rows = {f"rollout.{name}": array for name, array in self._rollout.state().items()}
@@ -451,6 +467,9 @@ class Mappo:
         self._theta, self._m, self._v = (
             torch.from_numpy(flats.get(name, zeros).copy()).to(self._device) for name in ("theta", "m", "v")
         )
+        actor = self._networks.actor_layout.size
+        average = take(tensors, "average", (actor,)) if "average" in tensors else flats["theta"][:actor]
+        self._average = torch.from_numpy(average.copy()).to(self._device)
         self._scale.load(scale)
         self._rollout = rollout
         self.counters = Counters()

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
 
-__all__ = ["EnvelopeSettings", "NearMissSettings", "NeighbourSettings", "RewardSettings", "TeamSettings"]
+__all__ = [
+    "EnvelopeSettings",
+    "NearMissSettings",
+    "NeighbourSettings",
+    "RewardSettings",
+    "ShieldSettings",
+    "TeamSettings",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,14 @@ class EnvelopeSettings:
     levels: Annotated[list[float], Between(0, 1)] = field(
         default_factory=lambda: [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
     )  # discrete actions: fractions of the envelope
+
+
+@dataclass(frozen=True, slots=True)
+class ShieldSettings:
+    """A guard behind the policy that lets no vehicle into a zone that another will be in; it needs V2X."""
+
+    enabled: bool = False  # true: hold back who cannot be let in, and drive whoever cannot stop any more
+    margin: Annotated[float, Between(0, 5)] = 0.2  # [s] between two vehicles in a zone
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
 from opencda_marl.settings.carla import CarlaSettings
-from opencda_marl.settings.driving import EnvelopeSettings, NeighbourSettings, RewardSettings
+from opencda_marl.settings.driving import EnvelopeSettings, NeighbourSettings, RewardSettings, ShieldSettings
 from opencda_marl.settings.learning import ContextSettings, MappoSettings, PreferenceSettings
 from opencda_marl.settings.networks import LearnerSettings
 from opencda_marl.settings.traffic import DemandSettings, ScenarioSettings, SimulatorSettings
@@ -66,6 +66,7 @@ class RunSettings:
     demand: DemandSettings = field(default_factory=DemandSettings)
     neighbours: NeighbourSettings = field(default_factory=NeighbourSettings)
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
+    shield: ShieldSettings = field(default_factory=ShieldSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
     context: ContextSettings = field(default_factory=ContextSettings)
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)

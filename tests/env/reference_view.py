@@ -97,6 +97,9 @@ class ReferenceView:
             "last_action": held[i] if acted[i] else 0.0,
             "others": len(self.in_sight(i)),
             "age": self.state.time - self.v(i, Field.DEPARTED_AT),
+            "leader_stop": 0.0
+            if leader is None
+            else self.ahead(i, leader) - self.length + self.stop(leader) - self.stop(i),
         }
 
     def possible(self, i: int, j: int) -> list[int]:
@@ -207,10 +210,28 @@ class ReferenceView:
             total += ds / speed
         return total
 
+    def stop(self, k: int) -> float:
+        """Way until it stands, braking as hard as it can."""
+        return self.v(k, Field.SPEED) ** 2 / 2 / self.settings.scenario.vehicle.braking
+
+    def quickest(self, k: int, distance: float, *, known: bool) -> float:
+        """Full acceleration up to the junction's limit, then that; no later than `time`."""
+        r, a, steady = self.route(k), self.settings.scenario.vehicle.acceleration, self.time(k, distance, known=known)
+        top = float(self.roads.limit_inside[r] if known else self.roads.limit_entry[r])
+        speed = self.v(k, Field.SPEED)
+        if speed >= top or distance <= 0:
+            return steady
+        until = (top - speed) / a  # where it has that speed
+        rest = distance - (speed + top) / 2 * until
+        if rest >= 0:
+            return min(steady, until + rest / top)
+        return min(steady, max(float(t.real) for t in np.roots([a / 2, speed, -distance])))
+
     def _meeting(self, i: int, j: int) -> dict[str, float]:
         zone, touch = self.zone(i, j), self.collision(i, j)
         names = ("my_entry", "my_exit", "its_entry", "its_exit", "entry_difference", "gap_if_second", "gap_if_first")
-        row = {**dict.fromkeys(("conflict", *names, "in_zone"), 0.0)}
+        more = ("my_stop", "its_stop", "fast_if_second", "fast_if_first")
+        row = {**dict.fromkeys(("conflict", *names, "in_zone", *more), 0.0)}
         row["will_touch"] = float(touch is not None)
         row["time_to_collision"] = 0.0 if touch is None else touch
         if zone is not None:
@@ -218,6 +239,11 @@ class ReferenceView:
             its = [self.time(j, d, known=self.settings.neighbours.intent == "shared") for d in zone[2:]]
             row |= dict(zip(names, (*zone, mine[0] - its[0], mine[0] - its[1], its[0] - mine[1]), strict=True))
             row |= {"conflict": 1.0, "in_zone": float(zone[2] <= 0)}
+            row |= {"my_stop": zone[0] - self.stop(i), "its_stop": zone[2] - self.stop(j)}
+            row["fast_if_second"] = mine[0] - self.quickest(
+                j, zone[3], known=self.settings.neighbours.intent == "shared"
+            )
+            row["fast_if_first"] = its[0] - self.quickest(i, zone[1], known=True)
         return row
 
 

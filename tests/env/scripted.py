@@ -44,6 +44,27 @@ def schedule_of(times: np.ndarray, routes: np.ndarray, drivers: np.ndarray | Non
     )
 
 
+def spaced_schedule(rng: np.random.Generator, count: int) -> Schedule:
+    """Vehicles that enter each lane at least 2.5 s apart."""
+    times = np.concatenate([np.cumsum(2.5 + rng.exponential(4.0, count // 12)) for _ in range(12)])
+    return schedule_of(times, np.repeat(np.arange(12), count // 12))
+
+
+def sharing(state: TrafficState) -> int:
+    """Pairs of vehicles that are both in their common zone, or that touch on their lane."""
+    rows, found = state.rows().tolist(), 0
+    for i in rows:
+        for j in rows:
+            a, b = state.routes[i], state.routes[j]
+            mine, its = state.values[i, Field.PROGRESS], state.values[j, Field.PROGRESS]
+            if i < j and CONFLICTS.exists[a, b]:
+                inside = CONFLICTS.entry[a, b] < mine < CONFLICTS.exit[a, b] + 5.0
+                found += inside and CONFLICTS.entry[b, a] < its < CONFLICTS.exit[b, a] + 5.0
+            elif i < j and a == b:
+                found += abs(mine - its) < 5.0
+    return found
+
+
 class ScriptedSimulator:
     """Drives along the routes at the commanded speed, as far as acceleration allows.
 

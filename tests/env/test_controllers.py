@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripted import CONFLICTS, ROADS, ScriptedSimulator, pose, random_state, schedule_of
+from scripted import CONFLICTS, ROADS, ScriptedSimulator, pose, random_state, schedule_of, sharing, spaced_schedule
 
 from opencda_marl.core.errors import ConfigError, OpenCDAError
 from opencda_marl.core.metrics import EpisodeRecord, pool
@@ -123,36 +123,15 @@ def test_nobody_shares_a_zone(kind: str, interval: int) -> None:
     """A dense minute without physics: two vehicles are never in a common zone."""
     settings = RunSettings(max_steps=900, decision_interval=interval, action=kind)
     rng = np.random.default_rng(8)
-    schedule = _spaced(rng, 60)
+    schedule = spaced_schedule(rng, 60)
     env = DrivingEnv(ScriptedSimulator(settings), settings, lambda _: (schedule, 1, 1))
     driver = make_controller("rule_based", settings, ROADS, CONFLICTS, rng)
     step, together = env.reset(0), 0
     while not step.done:
         step = env.step(driver.act(step.observation, env.state))
-        together += _sharing(env.state)
+        together += sharing(env.state)
     assert together == 0
     assert env.record().accounting.arrived > 35
-
-
-def _spaced(rng: np.random.Generator, count: int) -> Schedule:
-    """Vehicles that enter each lane at least 2.5 s apart."""
-    times = np.concatenate([np.cumsum(2.5 + rng.exponential(4.0, count // 12)) for _ in range(12)])
-    return schedule_of(times, np.repeat(np.arange(12), count // 12))
-
-
-def _sharing(state: TrafficState) -> int:
-    """Pairs of vehicles that are both in their common zone, or that touch on their lane."""
-    rows, found = state.rows().tolist(), 0
-    for i in rows:
-        for j in rows:
-            a, b = state.routes[i], state.routes[j]
-            mine, its = state.values[i, Field.PROGRESS], state.values[j, Field.PROGRESS]
-            if i < j and CONFLICTS.exists[a, b]:
-                inside = CONFLICTS.entry[a, b] < mine < CONFLICTS.exit[a, b] + 5.0
-                found += inside and CONFLICTS.entry[b, a] < its < CONFLICTS.exit[b, a] + 5.0
-            elif i < j and a == b:
-                found += abs(mine - its) < 5.0
-    return found
 
 
 def test_rule_driven_vehicles_beside_the_policy() -> None:
@@ -168,7 +147,7 @@ def test_rule_driven_vehicles_beside_the_policy() -> None:
     while not step.done:
         assert step.observation.ids.tolist() == [0]
         step = env.step(driver.act(step.observation, env.state))
-        together += _sharing(env.state)
+        together += sharing(env.state)
     assert together == 0
     assert env.record().accounting.arrived == 4
     assert simulator.commands[40][1].sum() == 2  # both were told a speed

@@ -180,6 +180,14 @@ def test_time_gaps_by_hand() -> None:
     )
     assert _row(state, "gap_if_first") == pytest.approx((3.0 - (2.0 + (exit_ - entry + 5) / 10)) / 3, abs=1e-6)
     assert _row(state, "in_zone") == 0.0
+    # 10 m/s take 11.1 m to stop with 4.5 m/s^2; with 2.6 m/s^2 a way d takes (sqrt(100 + 5.2 d) - 10) / 2.6
+    assert _row(state, "my_stop") == pytest.approx((20 - 100 / 9) / 25)
+    assert _row(state, "its_stop") == pytest.approx((30 - 100 / 9) / 25)
+    its_way, my_way = 30 + its_exit - its_entry + 5, 20 + exit_ - entry + 5
+    assert _row(state, "fast_if_second") == pytest.approx(
+        (2.0 - (np.sqrt(100 + 5.2 * its_way) - 10) / 2.6) / 3, abs=1e-6
+    )
+    assert _row(state, "fast_if_first") == pytest.approx((3.0 - (np.sqrt(100 + 5.2 * my_way) - 10) / 2.6) / 3, abs=1e-6)
     assert _row(state, "from_left") == 1.0  # I drive south; who comes from the east comes from my left
 
 

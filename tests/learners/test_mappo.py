@@ -97,6 +97,50 @@ def test_greedy_acting_draws_nothing_and_repeats() -> None:
     assert json.loads(bits(learner.state())[1])["acting"] == json.loads(before)["acting"]
 
 
+def test_greedy_acting_uses_the_average_of_the_weights() -> None:
+    learner, world = build(small("pcmappo", average_decay=0.5)), World(4)
+    thetas = []
+    for _ in range(6):
+        before = learner.counters.updates_performed
+        drive(learner, world, 1)
+        assert learner.counters.updates_performed <= before + 1
+        if learner.counters.updates_performed > before:
+            thetas.append(learner.state().tensors["theta"])
+    assert len(thetas) > 2
+    saved = learner.state()
+    size = saved.tensors["average"].size
+    start = build(small("pcmappo", average_decay=0.5)).state().tensors["theta"][:size]
+    decays = [min(0.5, k / (k + 9.0)) for k in range(1, len(thetas) + 1)]
+    expected = start.astype(np.float64)
+    for kept, theta in zip(decays, thetas, strict=True):
+        expected = kept * expected + (1.0 - kept) * theta[:size]
+    np.testing.assert_allclose(saved.tensors["average"], expected, rtol=1e-4, atol=1e-6)
+
+    observation = world.reset().observation
+    greedy = learner.act(observation, explore=False).values
+    drawn = learner.act(observation, explore=True).extras["stored"]
+    again = learner.act(observation, explore=False).values
+    assert (greedy == again).all()
+    last = build(small("pcmappo"))
+    last.load(LearnerState({k: v for k, v in saved.tensors.items() if k != "average"}, saved.values))
+    assert (last.act(observation, explore=True).extras["stored"] == drawn).all()  # exploring is with the last weights
+    assert (last.act(observation, explore=False).values != greedy).any()
+    averaged = {**saved.tensors, "theta": np.concatenate([saved.tensors["average"], saved.tensors["theta"][size:]])}
+    last.load(LearnerState({k: v for k, v in averaged.items() if k != "average"}, saved.values))
+    assert (last.act(observation, explore=False).values == greedy).all()
+
+
+def test_an_average_is_optional_in_a_checkpoint_of_weights() -> None:
+    """A policy that was trained without one drives with its last weights under settings that ask for one."""
+    plain, world = build(small("mappo")), World(4)
+    drive(plain, world, 3)
+    asked = build(small("mappo", average_decay=0.9))
+    asked.load(plain.state(), weights_only=True)
+    observation = world.reset().observation
+    acted = [x.act(observation, explore=False).values for x in (plain, asked)]
+    assert (acted[0] == acted[1]).all()
+
+
 def test_nobody_to_act_for_is_not_an_acting_step() -> None:
     learner = build(small())
     world = World(4)
@@ -181,7 +225,7 @@ def test_a_frozen_encoders_context_is_stored_and_final_views_are_encoded() -> No
 @pytest.mark.parametrize("encoder", ["deepsets", "lstm"])
 def test_resumed_is_uninterrupted(algorithm: str, encoder: str) -> None:
     """Saved in the middle of a rollout and loaded by another learner: the same bits ever after."""
-    settings = small(algorithm, encoder, n_steps=150)
+    settings = small(algorithm, encoder, n_steps=150, average_decay=0.9 if encoder == "lstm" else 0.0)
     learner, world = build(settings), World(10)
     drive(learner, world, 4)
     saved = learner.state()

@@ -165,6 +165,10 @@ def test_held_out_evaluation_does_not_disturb_training(whole: Path, tmp_path: Pa
     assert [line["episode"] for line in found] in ([2, 4], [4])
     assert found[-1]["rate_vph"] == 200.0
     assert found[-1]["seeds"] == [8000, 8001]
+    scores = [(line["success_rate"] or 0.0, -(line["collision_rate"] or 0.0), line["episode"]) for line in found]
+    best = Checkpoints(run / "checkpoints").find("best")
+    assert best is not None
+    assert best.name in {f"episode_{score[2]}" for score in scores if score[:2] == max(scores)[:2]}
     assert _lines(run) == _lines(whole)
     one, other = (Checkpoints(path / "checkpoints").load().state.tensors for path in (whole, run))
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
