@@ -98,6 +98,7 @@ class Session:
         self._world: Any = None
         self._rendered = True
         self._lost = False
+        self._ours = False  # is the server set up for us?
         self.notes: list[str] = []
         self._claim = _claim(self._where)
         try:
@@ -170,6 +171,7 @@ class Session:
         """
         settings = self._settings
         with self._speaking("loading the world", settings.load_timeout):
+            self._ours = True
             self._client.set_timeout(settings.load_timeout)
             if again or self._world.get_map().to_opendrive() != self._xodr:
                 flat = self.carla.OpendriveGenerationParameters(wall_height=0.0, enable_pedestrian_navigation=False)
@@ -231,7 +233,7 @@ class Session:
     def close(self) -> None:
         """Leave the server in asynchronous mode, without our actors; may be called twice."""
         world, self._world = self._world, None
-        if world is not None and not self._lost:
+        if world is not None and self._ours and not self._lost:
             with suppress(RuntimeError):  # it died meanwhile
                 self._client.set_timeout(_CLOSE_SECONDS)
                 found = world.get_settings()
