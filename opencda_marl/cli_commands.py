@@ -394,13 +394,21 @@ def runs_list(root: Runs = Path("runs"), as_json: AsJson = False) -> None:
 
 @runs_app.command("export")
 def runs_export(
-    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run (its best checkpoint), or a checkpoint.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run (the checkpoint of its final table, else its best), or a checkpoint."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
     about: Annotated[str, typer.Option(help="A line on it, for lists.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a policy alone: what acting needs, without optimiser, stored rows and replay."""
+    """Write a policy alone: what acting needs, without optimiser, stored rows and replay.
+
+    Of a run it is the checkpoint that its final table is about; without a table the best one.
+    """
     from opencda_marl.core.run_folder import typed
     from opencda_marl.policies.export import export_policy
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from opencda_marl.config import load_profile
@@ -58,7 +60,15 @@ class Entrant:
     @property
     def identity(self) -> str:
         """What its figures depend on; equal: they need not be measured again."""
-        return self.cell.id if self.cell is not None else f"k={self.settings.decision_interval}"
+        return self.cell.id if self.cell is not None else _driven_in(self.settings)
+
+
+def _driven_in(settings: RunSettings) -> str:
+    """Settings that a driver without learning depends on; what is learned and rewarded is not among them."""
+    fixed = replace(settings.demand, rate_vph=0.0, rate_draw="choice")
+    driving = [asdict(one) for one in (settings.scenario, settings.simulator, fixed, settings.envelope)]
+    told = json.dumps([driving, asdict(settings.reward.near_miss), settings.max_steps, settings.action])
+    return f"k={settings.decision_interval} {hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,9 @@ def make_cells(
             *wanted.sets,
         )
         request = Request("benchmark", (profile,), root, fixed, {"seed": list(wanted.seeds)})
-        for cell, settings in expand(request, tables=tables):
+        for found, settings in expand(request, tables=tables):
+            # the clock steers the learning rate over the budget: another budget is another run
+            cell = replace(found, id=f"{found.id}-{wanted.minutes(learner):g}min")
             cells.append((cell, settings))
             entrants.append(Entrant(f"{learner}-s{cell.seed}", learner, "learner", settings, cell))
     return cells, [*entrants, *_controllers(wanted, [settings for _, settings in cells], config_root)]

@@ -8,6 +8,7 @@ Weights and running scales stay; optimiser, stored rows, replay and generators g
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,22 @@ class _Noting(dict[str, np.ndarray]):
         return super().__getitem__(name)
 
 
+def _chosen(run: Path) -> Path:
+    """The checkpoint of the final table, if it is still there; else the best."""
+    table = run / "plots" / "comparison.json"
+    if table.is_file():
+        rows = json.loads(table.read_bytes())
+        named = next((row.get("checkpoint") for row in rows if row.get("checkpoint")), None)
+        found = None if named is None else run / "checkpoints" / Path(named).name
+        if found is not None and found.is_dir():
+            return found
+    return best_checkpoint(run)
+
+
 def export_policy(source: Path, out: Path, *, about: str = "", replacing: bool = False) -> dict[str, Any]:
-    """Write the policy of a run (its best checkpoint) or of one checkpoint into a folder of its own.
+    """Write the policy of a run or of one checkpoint into a folder of its own.
+
+    Of a run it is the checkpoint that its final table is about, chosen on held-out traffic; without a table the best.
 
     Args:
         source: run folder or checkpoint.
@@ -56,7 +71,7 @@ def export_policy(source: Path, out: Path, *, about: str = "", replacing: bool =
         StorageError: the folder cannot be made.
     """
     run = source if (source / "run.json").is_file() else None
-    found = read_checkpoint(source if run is None else best_checkpoint(source))
+    found = read_checkpoint(source if run is None else _chosen(source))
     settings = replace(from_run_folder(found.path), device="cpu")
     if out.exists() and not replacing:
         raise StorageError(f"{typed(out)} is there already", fix="name another folder, or give --force")

@@ -13,7 +13,7 @@ from results_by_hand import answer
 from opencda_marl.benchmark import generalise as generalisation
 from opencda_marl.benchmark import measure
 from opencda_marl.benchmark.measure import Measurement, left
-from opencda_marl.benchmark.plan import CONTROLLERS, DENSITIES, FIRST_SEED, LEARNERS, Wanted, make_cells
+from opencda_marl.benchmark.plan import CONTROLLERS, DENSITIES, FIRST_SEED, LEARNERS, Entrant, Wanted, make_cells
 from opencda_marl.benchmark.results import read_results
 from opencda_marl.config import load_profile
 from opencda_marl.core.errors import ConfigError, Interrupted, OpenCDAError
@@ -40,10 +40,24 @@ def test_what_is_asked_for() -> None:
     # random driving decides as often as the learner does, and as often as the default says
     assert [entrant.name for entrant in entrants] == ["mappo-s1", "mappo-s2", "random-k5", "random"]
     assert {cell.budgets["max_minutes"] for cell, _ in cells} == {3.0}
+    assert all(cell.id.endswith("-3min") for cell, _ in cells)
+    again = {cell.id for cell, _ in make_cells(Wanted(only=("mappo",), seeds=(1, 2), sets=wanted.sets))[0]}
+    assert again.isdisjoint(cell.id for cell, _ in cells)  # another budget is another run
     with pytest.raises(ConfigError, match="the benchmark has no 'mapo'"):
         Wanted(only=("mapo",))
     with pytest.raises(ConfigError, match="--densities"):
         Wanted(densities=())
+
+
+def test_drivers_without_learning_depend_on_what_they_drive_in() -> None:
+    def identity(*overrides: str) -> str:
+        settings = load_profile("sumo-marl/intersection/route_speed_only_mappo", overrides=overrides).settings
+        return Entrant("random", "random", "controller", settings).identity
+
+    same = ("learner.epochs=9", "reward.weights.delay=-1.0", "demand.rate_vph=250", "neighbours.max=5", "seed=7")
+    assert {identity(one) for one in same} == {identity()}
+    other = ("decision_interval=5", "max_steps=600", "envelope.comfort_braking=2.0", "demand.arrivals=exact")
+    assert len({identity(), *map(identity, other)}) == 1 + len(other)
 
 
 def test_episodes_bring_five_thousand_vehicles() -> None:
@@ -128,7 +142,7 @@ def test_more_traffic_or_other_settings_are_measured_again(tmp_path: Path, monke
     assert _measure(tmp_path, Wanted(only=("random",), densities=(300.0,), episodes=6)) == ["random"]
     assert _measure(tmp_path, small) == []  # more than is wanted is enough
     file = tmp_path / "results" / "random.json"
-    file.write_text(file.read_text().replace('"identity": "k=10"', '"identity": "k=1"'))
+    file.write_text(file.read_text().replace('"identity": "k=10 ', '"identity": "k=1 '))
     _, entrants = make_cells(small)
     (row,) = left(small, entrants, MatrixFolder(tmp_path / "out"), tmp_path / "results")
     assert (row["state"], row["again"]) == ("evaluate", True)

@@ -125,6 +125,11 @@ def test_export_and_pictures(typed: Typed, tmp_path: Path, monkeypatch: pytest.M
     assert said.code == 0, said.err
     assert typed("run", "-t", PROFILE, "--init-from", "bundled:nobody", *short).code == 20
     assert "bundled:alone" in typed("list", "policies").out
+    wanted = ("--seeds", "9000:9002", "demand.rate_vph=200", "--no-compare", "--json")
+    said = typed("evaluate", "bundled:alone", *wanted)
+    assert said.code == 0, said.err
+    assert (said.answer["policy"], said.answer["rate_vph"], said.answer["profile"]) == ("bundled:alone", 200, PROFILE)
+    assert "comparison" not in said.answer
     said = typed("evaluate", "alone", "--seeds", "9000:9001", "--animate", "out/new.png", "--json")
     assert said.code == 0, said.err
     assert [one["rival"] for one in said.answer["comparison"]] == ["random", "full_speed", "priority"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,25 @@ def test_a_folder_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
     export_policy(run / "checkpoints" / "best", out, replacing=True)
     assert not (out / "mine.txt").exists()
     assert read_checkpoint(out).extra["commit"] is None  # a checkpoint alone does not say
+
+
+def test_the_checkpoint_of_the_final_table_is_taken(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", "qlearning")
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "episode_7", checkpoints / "episode_9")
+    assert export_policy(run, tmp_path / "a")["checkpoint"] == str(checkpoints / "episode_7")
+    (run / "plots").mkdir()
+    row = {"policy": "qlearning", "checkpoint": "elsewhere/run/checkpoints/episode_9"}  # the run was moved since
+    (run / "plots" / "comparison.json").write_text(json.dumps([row, {"policy": "random", "checkpoint": None}]))
+    assert export_policy(run, tmp_path / "b")["checkpoint"] == str(checkpoints / "episode_9")
+    shutil.rmtree(checkpoints / "episode_9")
+    assert export_policy(run, tmp_path / "c")["checkpoint"] == str(checkpoints / "episode_7")
+
+
+def test_the_package_holds_its_policies() -> None:
+    root = Path(catalogue.__file__).parents[2]
+    data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["opencda_marl"]
+    assert "policies/**/*" in data
 
 
 def test_names_in_the_package(tmp_path: Path) -> None:
