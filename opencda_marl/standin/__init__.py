@@ -76,7 +76,6 @@ class StandIn:
             [sys.executable, "-I", "-c", _START.format(root=str(_ROOT)), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         )
         assert self.process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,7 @@ class Batches:
 
     def control(self, number: int, control: list[Any]) -> None:
         """VehicleControl. Out of range is cut to the range, as PhysX does."""
-        throttle, steer, brake, *rest = control
+        throttle, steer, brake, *rest = _finite(control)
         row = self._world.vehicle(number)
         row["control"] = (
             min(max(throttle, 0.0), 1.0),
@@ -95,16 +96,16 @@ class Batches:
     def target_velocity(self, number: int, velocity: list[float]) -> None:
         """[m/s] in the world's frame."""
         self._world.vehicle(number)
-        self._world.episode.vehicles.set_velocity(number, velocity)
+        self._world.episode.vehicles.set_velocity(number, _finite(velocity))
 
     def target_angular_velocity(self, number: int, velocity: list[float]) -> None:
         """[deg/s]; only the turn about the vertical means something."""
-        self._world.vehicle(number)["spin"] = np.radians(velocity[2])
+        self._world.vehicle(number)["spin"] = np.radians(_finite(velocity)[2])
 
     def impulse(self, number: int, impulse: list[float]) -> None:
         """[N s]."""
         self._world.vehicle(number)
-        self._world.episode.vehicles.push(number, impulse)
+        self._world.episode.vehicles.push(number, _finite(impulse))
 
     def simulate_physics(self, number: int, wanted: bool) -> None:
         """Without it, it stands where it is put."""
@@ -155,3 +156,10 @@ class Batches:
         """Has no effect here beyond asking for an actor that is there."""
         del wanted
         self._world.actor(number)
+
+
+def _finite(numbers: list[Any]) -> list[Any]:
+    """As they are. Raises: RefusedError, for what would spoil a vehicle for good."""
+    if not all(map(math.isfinite, numbers)):
+        raise RefusedError(f"{numbers} are not finite numbers")
+    return numbers

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from opencda_marl.core.errors import BackendMissingError, ConfigError
+from opencda_marl.core.errors import BackendMissingError, ConfigError, OpenCDAError
 from opencda_marl.settings.traffic import CARLA_VERSION
 from opencda_marl.standin.faults import Faults, next_of, parse
 
@@ -167,9 +167,17 @@ def main(arguments: Sequence[str]) -> int:
 
     `--faults=FILE` has a line of faults for each start. What is not known is ignored, as the real one does.
 
-    Raises:
-        ConfigError: as `serve`.
+    Returns:
+        As `serve`; the code of an error, which is told.
     """
+    try:
+        return _main(arguments)
+    except OpenCDAError as error:
+        _say(str(error))
+        return error.exit_code
+
+
+def _main(arguments: Sequence[str]) -> int:
     if "CarlaUE4" in arguments and "SDL_VIDEODRIVER" in os.environ:
         _say("Disabling core dumps.")
         return 1  # as the real one, without a word more

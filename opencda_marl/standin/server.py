@@ -101,7 +101,7 @@ class Server:
         if self._hung:
             return
         begun = time.perf_counter()
-        frame = self.world.tick()
+        frame = self.world.tick(self._free_step())
         if action == "malformed":
             frame = Frame(frame.number, [(stream, payload[:-1]) for stream, payload in frame.payloads])
         self.streams.publish(frame)
@@ -109,6 +109,11 @@ class Server:
         self._counters["frames"] += 1
         if self._faults.leak_per_frame:
             self._leak_to(len(self._leaked) + self._faults.leak_per_frame)
+
+    def _free_step(self) -> float | None:
+        """[s] of a frame that comes by itself, so that simulated time keeps to the clock; None: as the settings say."""
+        free = not self.world.synchronous and not self.world.settings[wire.Settings.FIXED_DELTA_SECONDS][0]
+        return 1.0 / self._rate if free else None
 
     # --- faults
 

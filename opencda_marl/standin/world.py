@@ -6,6 +6,7 @@ An episode begins with a map and a spectator, and its actors' numbers begin anew
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -179,6 +180,7 @@ class World:
         kind = str(description[1])
         place, rotation = transform
         pose = (*map(float, place), *map(float, rotation))
+        _check(pose)
         if parent:
             self.actor(parent)
         episode = self.episode
@@ -232,6 +234,7 @@ class World:
 
     def put(self, number: int, place: Sequence[float], rotation: Sequence[float] | None = None) -> None:
         """Move an actor. Raises: RefusedError."""
+        _check((*place, *(rotation or ())))
         actor = self.actor(number)
         if number in self.episode.vehicles:
             self.episode.vehicles.put(number, place, rotation)
@@ -350,6 +353,12 @@ class World:
         """Actor, as it is sent."""
         stream = wire.token(actor.stream, self._streaming_port) if actor.stream else wire.NO_TOKEN
         return [actor.number, actor.parent, actor.description, actor.box, actor.tags, stream]
+
+
+def _check(pose: Sequence[float]) -> None:
+    """Raises: RefusedError, for a pose with NaN or infinity in it."""
+    if not all(map(math.isfinite, pose)):
+        raise RefusedError(f"{list(pose)} are not finite numbers")
 
 
 def _box(middle: Sequence[float], extent: Sequence[float], number: int) -> list[Any]:

@@ -23,15 +23,37 @@ def nothing_left() -> Iterator[None]:
     assert not left
 
 
-@pytest.fixture
-def server() -> Iterator[Running]:
-    """A stand-in without faults."""
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    """One stand-in for all tests of a module that leave it sound."""
     with Running() as running:
         yield running
+
+
+@pytest.fixture
+def server(shared: Running) -> Running:
+    """It, with an episode, settings and a map as at its start; its numbers of episodes and counters go on."""
+    with Raw(shared.port) as client:
+        client.done("load_new_episode", "StandIn", True, 65535)
+    return shared
 
 
 @pytest.fixture
 def raw(server: Running) -> Iterator[Raw]:
     """A connection to it that speaks the bare protocol."""
     with Raw(server.port) as client:
+        yield client
+
+
+@pytest.fixture
+def new_server() -> Iterator[Running]:
+    """One of the test's own."""
+    with Running() as running:
+        yield running
+
+
+@pytest.fixture
+def new_raw(new_server: Running) -> Iterator[Raw]:
+    """A connection to that one."""
+    with Raw(new_server.port) as client:
         yield client

@@ -310,7 +310,7 @@ def traffic(port: int, manager_port: int) -> dict[str, Any]:
         one.set_autopilot(True, manager_port)
     off, fastest, driven = 0.0, 0.0, [0.0] * len(cars)
     last = [one.get_location() for one in cars]
-    for _ in range(200):
+    for _ in range(140):
         world.tick()
         for index, one in enumerate(cars):
             here = one.get_location()

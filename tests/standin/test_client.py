@@ -10,13 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.standin.raw import ROOT, Raw, Running, child, eventually
+from tests.standin.raw import ROOT, Running, child, eventually
 
 pytest.importorskip("carla", reason="needs CARLA's client, which is in the extra `dev`")
 
@@ -28,22 +27,8 @@ def answer_of(name: str, port: int, *arguments: Any) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
-    """One server for all that leaves it sound; each begins with an episode of its own."""
-    with Running() as running:
-        yield running
-
-
-@pytest.fixture
-def fresh(shared: Running) -> Running:
-    with Raw(shared.port) as raw:
-        raw.done("load_new_episode", "StandIn", True, 65535)
-    return shared
-
-
-def test_worlds(fresh: Running) -> None:
-    answer = answer_of("worlds", fresh.port)
+def test_worlds(new_server: Running) -> None:
+    answer = answer_of("worlds", new_server.port)
     assert answer["versions"] == ["0.9.16", "0.9.16"]
     assert answer["first"] == ["Carla/Maps/StandIn", False, ["/Game/Carla/Maps/StandIn"]]
     assert answer["unknown"] == "RuntimeError: Map 'Town01' not found"
@@ -60,8 +45,8 @@ def test_worlds(fresh: Running) -> None:
     assert answer["weather"] is True
 
 
-def test_vehicles(fresh: Running) -> None:
-    answer = answer_of("vehicles", fresh.port)
+def test_vehicles(server: Running) -> None:
+    answer = answer_of("vehicles", server.port)
     assert answer["before_tick"] == [0.0, 0.0, 0.0]
     assert answer["taken"] == [None, "RuntimeError: Spawn failed because of collision at spawn position"]
     assert answer["attributes"] == ["vehicle.lincoln.mkz_2020", "hero", pytest.approx([2.445, 0.92, 0.745])]
@@ -86,14 +71,14 @@ def test_vehicles(fresh: Running) -> None:
     assert answer["left"] == [False, ["spectator"]]
 
 
-def test_sticky_control(fresh: Running) -> None:
-    before = fresh.counters()["calls"].get("apply_control_to_vehicle", 0)
-    answer_of("sticky", fresh.port)
-    assert fresh.counters()["calls"]["apply_control_to_vehicle"] - before == 1 + 3
+def test_sticky_control(server: Running) -> None:
+    before = server.counters()["calls"].get("apply_control_to_vehicle", 0)
+    answer_of("sticky", server.port)
+    assert server.counters()["calls"]["apply_control_to_vehicle"] - before == 1 + 3
 
 
-def test_metres_and_seconds(fresh: Running) -> None:
-    answer = answer_of("physics", fresh.port)
+def test_metres_and_seconds(server: Running) -> None:
+    answer = answer_of("physics", server.port)
     speed, way, acceleration = answer["two_seconds"]
     assert speed == pytest.approx(2.0 * 3.85, rel=0.01)
     assert way == pytest.approx(2.0**2 * 3.85 / 2, rel=0.01)
@@ -108,8 +93,8 @@ def test_metres_and_seconds(fresh: Running) -> None:
     assert math.radians(answer["yaw_rate"]) == pytest.approx(4.0 / radius, rel=1e-3)
 
 
-def test_two_that_meet(fresh: Running) -> None:
-    answer = answer_of("collision", fresh.port)
+def test_two_that_meet(server: Running) -> None:
+    answer = answer_of("collision", server.port)
     one, two = answer["cars"]
     overlaps, events = answer["overlaps"], answer["events"]
     assert overlaps
@@ -120,7 +105,7 @@ def test_two_that_meet(fresh: Running) -> None:
     assert first[one][3] < 0.0 < first[two][3]  # pushed back, and ahead
     assert first[two][3] == pytest.approx(1850.0 / 2 * 12.0, rel=0.2)
     assert [first[one][4], first[two][4]] == pytest.approx(answer["places"], abs=1e-3)
-    counters = fresh.counters()
+    counters = server.counters()
     assert counters["unknown_stream_connections"] == 0
     assert counters["stream_open"] == 0
 
@@ -131,28 +116,28 @@ def test_a_reconnect_storm_is_seen() -> None:
         assert server.counters()["unknown_stream_connections"] > 50
 
 
-def test_free_running_and_two_clients(fresh: Running) -> None:
-    answer = answer_of("free_running", fresh.port)
+def test_free_running_and_two_clients(server: Running) -> None:
+    answer = answer_of("free_running", server.port)
     frames = answer["frames"]
     assert frames[0] < frames[1] < frames[2]
     assert answer["car"] in answer["seen"]
     assert answer["late"] == [0, True]
 
 
-def test_a_traffic_manager_drives(fresh: Running) -> None:
-    """Ten seconds: all eight get going, keep to their lanes, and to the speed that they are told."""
-    before = fresh.counters()["calls"]
-    answer = answer_of("traffic", fresh.port, _free_port())
+def test_a_traffic_manager_drives(server: Running) -> None:
+    """Seven seconds: all eight get going, keep to their lanes, and to the speed that they are told."""
+    before = server.counters()["calls"]
+    answer = answer_of("traffic", server.port, _free_port())
     assert answer["cars"] == 8
-    assert sum(way > 20.0 for way in answer["driven"]) >= 4
+    assert sum(way > 12.0 for way in answer["driven"]) >= 4
     assert min(answer["driven"]) > 3.0
     assert answer["off"] < 1.75
     assert 5.0 < answer["fastest"] < 1.3 * 30.0 / 3.6
-    after = fresh.counters()["calls"]
+    after = server.counters()["calls"]
     for method in ("is_traffic_manager_running", "add_traffic_manager_running", "destroy_traffic_manager"):
         assert after[method] - before.get(method, 0) >= 1
-    assert after["get_vehicle_light_states"] - before.get("get_vehicle_light_states", 0) >= 190
-    assert after["apply_batch"] - before.get("apply_batch", 0) >= 190
+    assert after["get_vehicle_light_states"] - before.get("get_vehicle_light_states", 0) >= 130
+    assert after["apply_batch"] - before.get("apply_batch", 0) >= 130
 
 
 def _free_port() -> int:
@@ -219,7 +204,7 @@ def test_every_field_arrives() -> None:
     assert answer["speed_limit"] == 16.5
     assert answer["light"] == ["Yellow", True]
     assert answer["failure"] == "Engine"
-    assert answer["delta"] == pytest.approx(0.05)
+    assert answer["delta"] == pytest.approx(1.0 / 60.0)
     assert answer["elapsed"] > 0.0
 
 
@@ -252,7 +237,7 @@ def test_another_version_is_told_and_borne() -> None:
     assert "WARNING: Version mismatch detected" in done.stderr
 
 
-@pytest.mark.parametrize(("fault", "name"), [("http", "version"), ("malformed@frame:150", "watching")])
+@pytest.mark.parametrize(("fault", "name"), [("http", "version"), ("malformed@frame:100", "watching")])
 def test_wrong_bytes_abort_the_clients_process(fault: str, name: str) -> None:
     with Running(fault) as server:
         done = child(name, server.port)

@@ -68,24 +68,24 @@ def test_an_argument_of_another_shape_is_an_error_and_not_the_end(raw: Raw) -> N
     assert raw.value("version") == "0.9.16"
 
 
-def test_what_is_no_request_ends_the_connection(server: Running) -> None:
+def test_what_is_no_request_ends_the_connection(new_server: Running) -> None:
     for bytes_ in (b"GET / HTTP/1.1\r\n\r\n", msgpack.packb([1, 1, None, None]), b"\xc1"):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30.0) as connection:
+        with socket.create_connection(("127.0.0.1", new_server.port), timeout=30.0) as connection:
             connection.sendall(bytes_)
             with suppress(ConnectionResetError):
                 assert connection.recv(10) == b""
-    assert server.counters()["not_requests"] == 3
+    assert new_server.counters()["not_requests"] == 3
 
 
-def test_world_frames(raw: Raw) -> None:
-    raw.synchronous(0.1)
-    stream = world_stream(raw)
+def test_world_frames(new_raw: Raw) -> None:
+    new_raw.synchronous(0.1)
+    stream = world_stream(new_raw)
     first, actors = stream.world()  # the latest frame, at once, though nobody ticks
     assert (first["kind"], first["episode"], first["flags"]) == (17, 1, 0)
-    assert list(actors) == [raw.value("get_spectator")[0]]
-    car = raw.spawn(-100.0, 1.75)
-    raw.done("apply_control_to_vehicle", car, [0.5, 0.1, 0.25, True, True, True, 3])
-    frame = raw.value("tick_cue")
+    assert list(actors) == [new_raw.value("get_spectator")[0]]
+    car = new_raw.spawn(-100.0, 1.75)
+    new_raw.done("apply_control_to_vehicle", car, [0.5, 0.1, 0.25, True, True, True, 3])
+    frame = new_raw.value("tick_cue")
     head, actors = stream.world()
     assert head["frame"] == frame == first["frame"] + 1
     assert head["delta"] == pytest.approx(0.1)
@@ -114,7 +114,7 @@ def test_asynchronous_frames_come_by_themselves() -> None:
         stream = world_stream(raw)
         first = stream.world()[0]
         later = stream.until(first["frame"] + 20)[0]
-        assert later["seconds"] - first["seconds"] == pytest.approx(20 * 0.05)
+        assert later["seconds"] - first["seconds"] == pytest.approx(20 * 0.01)
         took = later["platform"] - first["platform"]
         assert 0.15 < took < 5.0  # a fifth of a second, on an idle machine
         raw.synchronous()
@@ -124,16 +124,16 @@ def test_asynchronous_frames_come_by_themselves() -> None:
         stream.close()
 
 
-def test_streams_that_are_not_there_are_refused_and_counted(raw: Raw, server: Running) -> None:
-    stream = Stream(struct.pack("<IHBB16x", 77, server.streaming_port, 1, 0))
+def test_streams_that_are_not_there_are_refused_and_counted(new_raw: Raw, new_server: Running) -> None:
+    stream = Stream(struct.pack("<IHBB16x", 77, new_server.streaming_port, 1, 0))
     assert stream.receive() is None
     stream.close()
-    counters = server.counters()
+    counters = new_server.counters()
     assert (counters["unknown_stream_connections"], counters["stream_connections"]) == (1, 1)
-    follower = world_stream(raw)
-    eventually(lambda: server.counters()["world_open"] == 1, "the world to be followed")
+    follower = world_stream(new_raw)
+    eventually(lambda: new_server.counters()["world_open"] == 1, "the world to be followed")
     follower.close()
-    eventually(lambda: server.counters()["stream_open"] == 0, "it to be left")
+    eventually(lambda: new_server.counters()["stream_open"] == 0, "it to be left")
 
 
 def test_actors_have_their_numbers_and_boxes(raw: Raw) -> None:
@@ -254,33 +254,33 @@ def test_attached_actors_follow(raw: Raw) -> None:
     world.close()
 
 
-def test_episodes(raw: Raw) -> None:
-    raw.synchronous()
-    world = world_stream(raw)
+def test_episodes(new_raw: Raw) -> None:
+    new_raw.synchronous()
+    world = world_stream(new_raw)
     before = world.world()[0]
-    raw.spawn(0.0)
-    assert raw.refused("load_new_episode", "Town01", True, 65535) == "Map 'Town01' not found"
-    assert raw.refused("load_new_episode", "OpenDriveMap", True, 65535) == "Map 'OpenDriveMap' not found"
-    assert raw.refused("copy_opendrive_to_file", "<net/>", OPENDRIVE).startswith(
+    new_raw.spawn(0.0)
+    assert new_raw.refused("load_new_episode", "Town01", True, 65535) == "Map 'Town01' not found"
+    assert new_raw.refused("load_new_episode", "OpenDriveMap", True, 65535) == "Map 'OpenDriveMap' not found"
+    assert new_raw.refused("copy_opendrive_to_file", "<net/>", OPENDRIVE).startswith(
         "opendrive could not be correctly parsed"
     )
     xodr = CROSSING.read_text(encoding="utf-8")
-    raw.done("copy_opendrive_to_file", xodr, OPENDRIVE)
-    raw.done("load_new_episode", "OpenDriveMap", False, 65535)
+    new_raw.done("copy_opendrive_to_file", xodr, OPENDRIVE)
+    new_raw.done("load_new_episode", "OpenDriveMap", False, 65535)
     head, actors = world.until(before["frame"] + 1)
     assert (head["episode"], head["flags"], head["seconds"]) == (2, 1, pytest.approx(0.05))
     assert list(actors) == [1]
-    assert raw.value("get_episode_settings")[0] is True  # not reset
-    name, points = raw.value("get_map_info")
+    assert new_raw.value("get_episode_settings")[0] is True  # not reset
+    name, points = new_raw.value("get_map_info")
     assert (name, len(points)) == ("Carla/Maps/OpenDriveMap", 96)
-    assert raw.value("get_map_data") == xodr
-    assert raw.spawn(*points[0][0][:2]) == 2  # numbers begin anew
-    raw.done("load_new_episode", "", True, 65535)
-    assert raw.value("get_episode_info")[0] == 3
-    assert raw.value("get_map_info")[0] == "Carla/Maps/OpenDriveMap"
-    assert raw.value("get_episode_settings")[0] is False
-    raw.done("load_new_episode", "/Game/Carla/Maps/StandIn", True, 65535)
-    assert raw.value("get_map_info")[0] == "Carla/Maps/StandIn"
+    assert new_raw.value("get_map_data") == xodr
+    assert new_raw.spawn(*points[0][0][:2]) == 2  # numbers begin anew
+    new_raw.done("load_new_episode", "", True, 65535)
+    assert new_raw.value("get_episode_info")[0] == 3
+    assert new_raw.value("get_map_info")[0] == "Carla/Maps/OpenDriveMap"
+    assert new_raw.value("get_episode_settings")[0] is False
+    new_raw.done("load_new_episode", "/Game/Carla/Maps/StandIn", True, 65535)
+    assert new_raw.value("get_map_info")[0] == "Carla/Maps/StandIn"
     world.close()
 
 
@@ -321,6 +321,34 @@ def test_physics_control_changes_steering_and_mass(raw: Raw) -> None:
     world.close()
 
 
+def test_impulse_collisions_autopilot(raw: Raw) -> None:
+    raw.synchronous()
+    car, other = raw.spawn(0.0), raw.spawn(6.0)
+    raw.done("add_actor_impulse", car, [1850.0 * 40.0, 0.0, 0.0])
+    raw.done("set_actor_collisions", car, False)
+    raw.done("set_actor_autopilot", car, True)
+    world = world_stream(raw)
+    for _ in range(5):
+        actors = world.until(raw.value("tick_cue"))[1]
+    assert actors[car]["velocity"][0] == pytest.approx(40.0, abs=1.5)
+    assert actors[car]["pose"][0] > 6.0  # through the other
+    assert actors[other]["velocity"] == (0.0, 0.0, 0.0)
+    world.close()
+
+
+def test_what_is_not_finite_is_refused(raw: Raw) -> None:
+    car, nan = raw.spawn(0.0), math.nan
+    for method, *arguments in [
+        ("apply_control_to_vehicle", car, [nan, 0.0, 0.0, False, False, False, 0]),
+        ("set_actor_target_velocity", car, [math.inf, 0.0, 0.0]),
+        ("set_actor_target_angular_velocity", car, [0.0, 0.0, nan]),
+        ("set_actor_transform", car, [[0.0, nan, 0.0], [0.0, 0.0, 0.0]]),
+        ("set_actor_location", car, [0.0, nan, 0.0]),
+        ("spawn_actor", TESLA, [[20.0, 0.0, 0.0], [0.0, nan, 0.0]]),
+    ]:
+        assert "not finite" in raw.refused(method, *arguments)
+
+
 def test_traffic_managers_are_registered(raw: Raw) -> None:
     assert raw.value("is_traffic_manager_running", 8000) is False
     assert raw.value("get_traffic_manager_running", 8000) == ["", 0]
@@ -338,19 +366,19 @@ def test_one_answer_for_each_request_whether_read_or_not(raw: Raw) -> None:
     assert [answer and answer[1] for answer in answers] == asked
 
 
-def test_many_episodes_leave_nothing(raw: Raw, server: Running) -> None:
-    raw.done("copy_opendrive_to_file", CROSSING.read_text(encoding="utf-8"), OPENDRIVE)
-    process, memory = psutil.Process(server.process.pid), 0
-    for episode in range(60):
-        raw.done("load_new_episode", "OpenDriveMap", True, 65535)
-        sensor = raw.value("spawn_actor_with_parent", COLLISION, [[0, 0, 0], [0, 0, 0]], raw.spawn(0.0), 0, "")
+def test_many_episodes_leave_nothing(new_raw: Raw, new_server: Running) -> None:
+    new_raw.done("copy_opendrive_to_file", CROSSING.read_text(encoding="utf-8"), OPENDRIVE)
+    process, memory = psutil.Process(new_server.process.pid), 0
+    for episode in range(40):
+        new_raw.done("load_new_episode", "OpenDriveMap", True, 65535)
+        sensor = new_raw.value("spawn_actor_with_parent", COLLISION, [[0, 0, 0], [0, 0, 0]], new_raw.spawn(0.0), 0, "")
         stream = Stream(sensor[5])
         if episode == 10:
             memory = process.memory_info().rss
-        raw.done("load_new_episode", "", True, 65535)
+        new_raw.done("load_new_episode", "", True, 65535)
         assert stream.receive() is None  # its actor is gone, and so is it
         stream.close()
-    counters = server.counters()
+    counters = new_server.counters()
     assert (counters["actors"], counters["stream_open"]) == (1, 0)
     assert process.memory_info().rss < memory + 5 * 2**20
     eventually(lambda: process.num_fds() < 20, "sockets to be closed")
@@ -397,6 +425,22 @@ def test_ticks_that_hang_leave_the_rest_alive() -> None:
         frame = raw.value("tick_cue")
         raw.send("tick_cue")
         assert raw.value("set_episode_settings", raw.value("get_episode_settings")) == frame
+
+
+def test_frames_that_hang_or_drop() -> None:
+    with Running("hang@frame:30") as server, Raw(server.port) as raw:
+        eventually(lambda: raw.value("standin_counters")["frame"] == 29, "the frame before")
+        time.sleep(0.2)
+        assert raw.value("standin_counters")["frame"] == 29
+    with Running("drop@frame:60") as server, Raw(server.port) as raw:
+        stream = world_stream(raw)
+        with suppress(ConnectionResetError):
+            while stream.receive() is not None:
+                pass
+        with suppress(ConnectionResetError):
+            assert raw.receive() is None
+        eventually(lambda: server.counters()["frame"] > 60, "frames go on")
+        stream.close()
 
 
 def test_bytes_that_are_wrong() -> None:
