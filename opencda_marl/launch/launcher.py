@@ -23,7 +23,7 @@ from opencda_marl.launch.claims import Claims
 from opencda_marl.launch.folder import Launch, Matrix, Writer, is_done, saved_episodes
 from opencda_marl.launch.keeper import find, keep
 from opencda_marl.launch.leases import Leases, say_undecided
-from opencda_marl.launch.mps import Mps
+from opencda_marl.launch.mps import Mps, Sharing
 from opencda_marl.launch.place import Listener, Place, Server
 from opencda_marl.launch.plan import PORTS_APART, Slot, make_slot
 from opencda_marl.launch.scaling import Switch, Tuner, steady
@@ -115,8 +115,8 @@ class Launcher:
             folder, folder.heartbeat_file, limit=self.options.deadline("lease"), locked=folder.own == folder.path
         )
         self._patient = False  # was it said that it waits for others?
-        self._mps = mps
-        switch = None if mps is None else Switch()
+        switch = Switch() if mps is not None and self.options.parallel == "auto" else None
+        self._sharing = Sharing(mps, switch)
         self._tuner = Tuner(limit, switch=switch) if self.options.parallel == "auto" else None
         self._beaten = 0.0
         self.wishes = Wishes()
@@ -199,9 +199,8 @@ class Launcher:
         for place in self._places:
             with suppress(OpenCDAError):  # the disk may be full, and nobody can be told
                 place.stop_server()
-        if self._mps is not None:
-            with suppress(OpenCDAError):
-                self._mps.close()
+        with suppress(OpenCDAError):
+            self._sharing.close()
         self._claims.close()
         self._leases.close()
         with suppress(OpenCDAError):
@@ -322,38 +321,12 @@ class Launcher:
             if place.cell.family in self._missing:
                 raise self._missing[place.cell.family]
             limit = self.options.deadline("server")
-            if not (self._served(place.cell) or self._serviced(place)):
-                return True
             ready = not self._served(place.cell) or place.served(self._server_for, limit)
-            return ready and (not self._serviced(place) or self._gpu_ready(place))
+            return ready and (not self._sharing.wanted(place) or self._sharing.ready(place))
         except OpenCDAError as error:
             self._attempt(place)
             self._close_attempt(place, Outcome(kind_of(error), error.message, error.fix), None)
             return False
-
-    # --- the multi-process service of a GPU
-
-    def _serviced(self, place: Place) -> bool:
-        """Is its next trainer to use one?"""
-        tuned = self._tuner is None or self._tuner.switch is None or self._tuner.switch.on
-        on_gpu = place.slot.cuda is not None and place.cell is not None and place.cell.device != "cpu"
-        return self._mps is not None and tuned and on_gpu
-
-    def _gpu_ready(self, place: Place) -> bool:
-        assert self._mps is not None
-        assert place.slot.cuda is not None
-        return self._mps.ready(place.slot.cuda)
-
-    def _service(self, place: Place) -> dict[str, str]:
-        """What its trainer is told."""
-        if self._mps is None or not place.mps or place.slot.cuda is None:
-            return {}
-        return self._mps.environment(place.slot.cuda)
-
-    def _service_died(self, place: Place) -> bool:
-        if self._mps is None or not place.mps or place.slot.cuda is None:
-            return False
-        return self._mps.died(place.slot.cuda)
 
     # --- an attempt
 
@@ -372,7 +345,7 @@ class Launcher:
         assert place.cell is not None
         cell, folder = place.cell, self.folder.launch(place.cell.id)
         launch = self._launches[cell.id]
-        place.mps = self._serviced(place)
+        place.mps = self._sharing.wanted(place)
         self._attempt(place, **({"mps": True} if place.mps else {}))
         log = folder / "console.log"
         place.said_from = log.stat().st_size if log.exists() else 0
@@ -385,7 +358,7 @@ class Launcher:
                     port=place.slot.rpc_port if self._served(cell) else None,
                     program=self._program,
                 ),
-                env=environment(place.slot, cell) | self._service(place),
+                env=environment(place.slot, cell) | self._sharing.told(place),
                 cwd=self._cwd,
                 log=log,
                 record=folder / "trainer.json",
@@ -415,12 +388,12 @@ class Launcher:
                 finished=is_done(place.cell, status),
                 asked=place.asked,
             )
-            if outcome.kind in ("error", "signal") and self._service_died(place):
+            if outcome.kind in ("error", "signal") and self._sharing.died(place):
                 outcome = replace(outcome, kind="mps")
             self._close_attempt(place, outcome, code)
         elif place.asked is not None and time.monotonic() - place.asked_at > self.options.deadline("stopping"):
             place.kept.kill()
-        elif place.asked is None and self._service_died(place):
+        elif place.asked is None and self._sharing.died(place):
             place.end("mps: the multi-process service of its GPU died")
         elif place.asked is None and self._served(place.cell) and place.server and not place.server.alive():
             place.end("simulator: its server died")  # it would wait for an answer

@@ -19,8 +19,10 @@ from opencda_marl.core.errors import ConfigError, DeviceError
 from opencda_marl.core.files import writing
 from opencda_marl.launch.gpus import Gpu
 from opencda_marl.launch.keeper import Kept, keep
+from opencda_marl.launch.place import Place
+from opencda_marl.launch.scaling import Switch
 
-__all__ = ["CONTROL", "Mps"]
+__all__ = ["CONTROL", "Mps", "Sharing"]
 
 CONTROL = "nvidia-cuda-mps-control"
 _LIMIT = 30.0  # [s] until a daemon has made its pipe
@@ -138,3 +140,41 @@ class Mps:
 
     def _log(self, uuid: str) -> Path:
         return self._folder / f"{uuid}.log"
+
+
+class Sharing:
+    """Which trainers of a launcher hang on the service of their GPU.
+
+    Args:
+        mps: the services; None: none is used.
+        switch: whether they are on now; None: they are.
+    """
+
+    def __init__(self, mps: Mps | None, switch: Switch | None) -> None:
+        self._mps, self._switch = mps, switch
+
+    def wanted(self, place: Place) -> bool:
+        """Is the next trainer there to use one?"""
+        on = self._mps is not None and (self._switch is None or self._switch.on)
+        return on and place.slot.cuda is not None and place.cell is not None and place.cell.device != "cpu"
+
+    def ready(self, place: Place) -> bool:
+        """Could it start? See `Mps.ready`."""
+        return self._mps is None or place.slot.cuda is None or self._mps.ready(place.slot.cuda)
+
+    def told(self, place: Place) -> dict[str, str]:
+        """Variables of its trainer."""
+        if self._mps is None or not place.mps or place.slot.cuda is None:
+            return {}
+        return self._mps.environment(place.slot.cuda)
+
+    def died(self, place: Place) -> bool:
+        """Is the service of its trainer gone?"""
+        if self._mps is None or not place.mps or place.slot.cuda is None:
+            return False
+        return self._mps.died(place.slot.cuda)
+
+    def close(self) -> None:
+        """End the services; may be called twice."""
+        if self._mps is not None:
+            self._mps.close()

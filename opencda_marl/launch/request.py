@@ -13,7 +13,7 @@ from opencda_marl.core.files import typed
 from opencda_marl.core.speech import counted
 from opencda_marl.core.tables import Table
 from opencda_marl.launch.cells import Cell, Request, expand, fingerprint, read_request, seeds
-from opencda_marl.launch.folder import Matrix, MatrixFolder, with_budgets
+from opencda_marl.launch.folder import Matrix, MatrixFolder, read_json, with_budgets
 from opencda_marl.launch.gpus import Gpu
 from opencda_marl.launch.plan import Options, Slot, make_slot, options_from
 from opencda_marl.settings.run import RunSettings
@@ -61,7 +61,9 @@ def prepare(asked: Asked, tables: Mapping[str, Table] | None = None) -> Plan:
             fix=f"name another folder; or go on with the run: opencda-marl run --resume {typed(folder)}",
         )
     there = MatrixFolder(folder)
-    before = there.read() if there.exists or request is None else None
+    # one that cannot be read at all is made again, as its error says
+    readable = there.exists and bool(read_json(there.path / "matrix.json"))
+    before = there.read() if readable or request is None else None
     given = dict(asked.options)
     if request is not None:
         given["retries"] = {**request.retries, **(given.get("retries") or {})} or None

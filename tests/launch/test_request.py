@@ -72,6 +72,19 @@ def test_cells_that_are_no_longer_asked_for_stay_where_they_are(tmp_path: Path) 
     assert "1 cell of an earlier request" in fewer.notes[0]
 
 
+def test_a_broken_matrix_is_made_again_by_the_command_that_made_it(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, profiles=(MAPPO,), seeds="0:2")
+    wanted = prepare(asked).matrix
+    for text in ("", "{", "[1]"):
+        (tmp_path / "matrix.json").write_text(text)
+        with pytest.raises(CheckpointError, match="is broken"):
+            prepare(Asked(tmp_path))
+        assert prepare(asked).matrix.cells == wanted.cells
+    (tmp_path / "matrix.json").write_text('{"version": 99}')
+    with pytest.raises(CheckpointError, match="of a newer version"):  # that one is whole
+        prepare(asked)
+
+
 def test_what_is_no_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="is no matrix"):
