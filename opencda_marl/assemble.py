@@ -20,6 +20,7 @@ from opencda_marl.core.state import Schedule
 from opencda_marl.env.compiled import cache_folder
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.learners import LEARNERS
+from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.simulators.carla import CarlaSimulator
 from opencda_marl.simulators.carla_map import read_map
@@ -135,15 +136,28 @@ def make_env(
 
 
 def make_learner(
-    settings: RunSettings, observation: ObservationSpec, action: ActionSpec, *, spans: Spans | None = None
+    settings: RunSettings,
+    observation: ObservationSpec,
+    action: ActionSpec,
+    *,
+    spans: Spans | None = None,
+    group: ProcessGroup | None = None,
 ) -> Learner:
     """The learner that `algorithm` names.
+
+    Args:
+        settings: of the run.
+        observation: layout of what vehicles see.
+        action: kind of what they do.
+        spans: timers of the loop.
+        group: of the workers that learn together; None: there is one, and any learner will do.
 
     Raises:
         ConfigError: there is no such learner.
         DeviceError: its device is not there.
     """
-    learner: Learner = LEARNERS.load(settings.algorithm)(settings, observation, action, spans=spans)
+    together = {} if group is None else {"group": group}
+    learner: Learner = LEARNERS.load(settings.algorithm)(settings, observation, action, spans=spans, **together)
     return learner
 
 

@@ -120,7 +120,15 @@ def run(
 ) -> None:
     """Train a policy, or go on with a run."""
     from opencda_marl.config import from_run_folder, require_budget
+    from opencda_marl.core.torchrun import launched
     from opencda_marl.policies.catalogue import BUNDLED, find_bundled
+
+    place = launched()
+    if place is not None and place.rank:  # worker 0 has read the command line, and says what to do
+        from opencda_marl.worker import assist
+
+        assist(place)
+        return
 
     console = _console(as_json)
     flags = [*([f"seed={seed}"] if seed is not None else []), *(["simulator.gui=true"] if gui else [])]

@@ -43,8 +43,8 @@ __all__ = [
 BUDGETS = ("max_episodes", "max_env_steps", "max_minutes")
 """The first one reached ends a run; they may change when it is resumed."""
 
-DISPLAY = ("evaluation.final", "simulator.gui")
-"""What is shown, during and after: no influence on what is learned; may change when a run is resumed."""
+DISPLAY = ("evaluation.final", "simulator.gui", "worker_timeout")
+"""What is shown, during and after, and patience: no influence on what is learned; may change when a run is resumed."""
 
 PLACE = ("carla.host", "carla.port")
 """Where the server is: likewise."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opencda_marl.core.objectives import OBJECTIVES
+from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.offpolicy import MasacSettings, Matd3Settings, OffPolicySettings
 from opencda_marl.settings.run import EvaluationSettings, RunSettings
@@ -33,6 +34,7 @@ def cross_check(settings: RunSettings, *, files: bool) -> list[Problem]:
     """What is wrong between settings whose types and bounds are right; `files`: networks and maps must exist."""
     return [
         *_loop(settings),
+        *_workers(settings),
         *_simulator(settings.simulator),
         *_carla(settings),
         *_demand(settings.demand),
@@ -66,6 +68,35 @@ def _loop(settings: RunSettings) -> Iterator[Problem]:
     if len(levels) < 2 or any(b <= a for a, b in itertools.pairwise(levels)):
         yield Problem(
             ("envelope", "levels"), "envelope.levels must be at least two numbers, ascending", "e.g. [0, 0.5, 1]"
+        )
+
+
+def _workers(settings: RunSettings) -> Iterator[Problem]:
+    workers, own = settings.workers, settings.learner
+    if workers in (1, "auto"):
+        return
+    if not isinstance(own, MappoSettings):
+        yield Problem(
+            ("workers",),
+            f"workers is {workers}, but {settings.algorithm} learns in one process",
+            "workers=1; mappo and pcmappo learn with several",
+        )
+        return
+    if settings.simulator.backend == "carla":
+        yield Problem(
+            ("workers",), f"workers is {workers}, but there is one CARLA server", "workers=1; or simulator.backend=auto"
+        )
+    if settings.simulator.gui:
+        yield Problem(
+            ("workers",), f"workers is {workers}, but simulator.gui shows one simulation", "workers=1, or no gui"
+        )
+    steps = int(workers) * settings.decision_interval
+    if own.n_steps < steps or own.minibatch_size < int(workers):
+        yield Problem(
+            ("workers",),
+            f"workers is {workers}: learner.n_steps ({own.n_steps}) and learner.minibatch_size "
+            f"({own.minibatch_size}) are shared out among them, and there is too little for each",
+            f"fewer workers; or learner.n_steps of {steps} and learner.minibatch_size of {workers} at least",
         )
 
 

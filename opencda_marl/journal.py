@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,9 +20,21 @@ from opencda_marl.core.run_folder import RunFolder, read_config, read_metrics, r
 from opencda_marl.core.scalars import ScalarWriter
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec
+from opencda_marl.crew import Alone, Crew, Part, joined
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["TIMING_FIELDS", "Done", "Journal", "held_out_score", "objective_weights", "recorded"]
+__all__ = [
+    "TIMING_FIELDS",
+    "Done",
+    "Journal",
+    "Recorder",
+    "check_acting",
+    "episode_line",
+    "held_out_score",
+    "objective_weights",
+    "recorded",
+    "wants_trajectory",
+]
 
 TIMING_FIELDS = ("wall_s", "ms_per_step", "spans")
 """What a clock decides in a line or a checkpoint; all other fields are equal in two runs of one seed."""
@@ -81,6 +93,41 @@ def recorded(path: Path, *names: str) -> dict[str, Any]:
     return facts
 
 
+class Recorder(Protocol):
+    """What the loop tells of itself: to a `Journal`, or to a `Member` where it is not worker 0's."""
+
+    @property
+    def episode(self) -> int:
+        """The one under way, from 1."""
+
+    @property
+    def over(self) -> bool:
+        """Is the budget used up?"""
+
+    @property
+    def counted(self) -> float:
+        """The share of the budget that is done, for schedules."""
+
+    @property
+    def ending(self) -> bool:
+        """Is the budget used up with the episodes that are under way?"""
+
+    def begin_episode(self) -> bool:
+        """Start counting; True if the episode's trajectories are wanted."""
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+
+    def updating(self) -> None:
+        """An update begins."""
+
+    def updated(self, losses: Mapping[str, float]) -> None:
+        """An update has ended."""
+
+    def end_episode(self, record: EpisodeRecord, trajectory: Mapping[str, np.ndarray]) -> None:
+        """Write it down."""
+
+
 class Journal:
     """Writes down what the loop does: lines, checkpoints, scalars, events."""
 
@@ -93,8 +140,10 @@ class Journal:
         spans: Spans,
         done: Done,
         listener: Listener,
+        crew: Alone | Crew | None = None,
     ) -> None:
         self.folder = folder
+        self._crew = crew or Alone()
         self.settings = settings
         self.done = done
         self.boundary: LearnerState | None = None  # None: it is on the disk
@@ -133,7 +182,12 @@ class Journal:
 
     @property
     def over(self) -> bool:
-        """Is the budget used up?"""
+        """Is the budget used up? Several workers agreed on it when they last met: the clock has gone on since."""
+        return self._crew.over if self._crew.size > 1 else self.spent
+
+    @property
+    def spent(self) -> bool:
+        """Is it used up now?"""
         return self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s) >= 1.0
 
     @property
@@ -150,9 +204,18 @@ class Journal:
     @property
     def counted(self) -> float:
         """For the learner's schedules: the share of the budget that is done."""
-        episodes = self.done.episodes + min(1.0, self.steps / self.settings.max_steps)
+        size = self._crew.size
+        episodes = self.done.episodes + size * min(1.0, self.steps / self.settings.max_steps)
         seconds = self.done.wall_s + time.perf_counter() - self._since
-        return self._budget.counted(episodes, self.done.env_steps + self.steps, seconds)
+        return self._budget.counted(episodes, self.done.env_steps + size * self.steps, seconds)
+
+    @property
+    def ending(self) -> bool:
+        """See `Recorder`."""
+        size = self._crew.size
+        steps = self.done.env_steps + size * self.settings.max_steps
+        seconds = self.done.wall_s + time.perf_counter() - self._since
+        return self._budget.used(self.done.episodes + size, steps, seconds) >= 1.0
 
     def begin(self) -> None:
         """The clock starts: what was set up before is no part of an episode."""
@@ -164,8 +227,7 @@ class Journal:
         self.steps = 0
         self._metrics = []
         self._acted = self._learner.counters.acting_steps
-        every = self.settings.recording.trajectories_every
-        return self.settings.recording.crashes or (every > 0 and self.episode % every == 0)
+        return wants_trajectory(self.settings, self.episode)
 
     def advance(self, steps: int) -> None:
         """Count steps; now and then a heartbeat."""
@@ -173,12 +235,13 @@ class Journal:
         now = time.perf_counter()
         if now >= self._next_beat:
             self._next_beat = now + 0.5
+            self._crew.check()
             with self._spans("log"):
                 self.beat("training")
 
     def beat(self, phase: str) -> None:
         """status.json, once a second at most, and at each change of phase."""
-        env_steps = self.done.env_steps + self.steps
+        env_steps = self.done.env_steps + self._crew.size * self.steps
         elapsed = self.done.wall_s + time.perf_counter() - self._since
         status = self.folder.beat(
             phase,
@@ -201,7 +264,8 @@ class Journal:
     def updated(self, losses: Mapping[str, float]) -> None:
         """An update of the learner; its line, if it reports, is written with the episode."""
         if losses:
-            line = {"kind": "update", "episode": self.episode, "env_steps": self.done.env_steps + self.steps}
+            line = {"kind": "update", "episode": self.episode}
+            line |= {"env_steps": self.done.env_steps + self._crew.size * self.steps}
             self._metrics.append({**line, **asdict(self._learner.counters), **losses})
         self._slow_updates = time.perf_counter() - self._update_began > _SLOW
         if self._mode == "auto" or (self.compiling and self._mode == "cuda_graph"):  # both were measured beside eager
@@ -218,35 +282,41 @@ class Journal:
         Raises:
             OpenCDAError: vehicles had to act and the learner did not.
         """
-        self._check_acting(record)
+        check_acting(self.settings, self.episode, record, self._learner.counters.acting_steps - self._acted)
         before = replace(self.done)
         try:
+            with self._spans("checkpoint"):
+                state = self._learner.state()
             with self._spans("log"):
-                line = self._finish_line(record)
+                line = episode_line(record, self._learner, self._weights, self._spans.take())
+            parts = self._crew.collect(Part(line, trajectory, state))
+            with self._spans("log"):
+                self._count([part.line for part in parts])
                 for metrics in self._metrics:
                     self.folder.metrics(metrics)
-                self.folder.episode(line)
-                self._save_trajectory(record, trajectory)
-                self._write_scalars(line)
-            with self._spans("checkpoint"):
-                self.boundary = self._learner.state()
+                for part in parts:
+                    self.folder.episode(part.line)
+                    self._save_trajectory(part)
+                self._write_scalars([part.line for part in parts])
+            self.boundary = joined([part.state for part in parts])
         except BaseException:
             self.done = before  # the boundary in memory is still the one before
             raise
         with self._spans("checkpoint"):
-            due = self.done.episodes % self.settings.checkpoint_every == 0
-            evaluate = self.settings.eval_every > 0 and self.done.episodes % self.settings.eval_every == 0
+            due = _passes(before.episodes, self.done.episodes, self.settings.checkpoint_every)
+            evaluate = _passes(before.episodes, self.done.episodes, self.settings.eval_every)
             self._due = due or evaluate or self.over
             if self._due:
                 self.save()
             if evaluate:
                 self._ask_evaluation()
             self.collect_evaluations()
-        self._line = line
+        self._line = parts[-1].line
         progress = self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s)
         pace = (progress - self._from) / (self._since - self._started)
         with self._spans("log"):
-            self._listener(EpisodeDone(line, progress, (1.0 - progress) / pace if pace > 0 else None))
+            for part in parts:
+                self._listener(EpisodeDone(part.line, progress, (1.0 - progress) / pace if pace > 0 else None))
 
     def save(self, *, judged: bool = True) -> None:
         """Bring the boundary's state to the disk, unless it is there.
@@ -314,25 +384,19 @@ class Journal:
         self.folder.write_run({**facts, "init": {**facts["init"], **found}})
         self._listener(Note(note))
 
-    def _check_acting(self, record: EpisodeRecord) -> None:
-        must = record.acting_rows or (record.departed if self.settings.demand.cav_share == 1.0 else 0)
-        if must and self._learner.counters.acting_steps == self._acted:
-            raise OpenCDAError(
-                f"episode {self.episode}: {record.departed} vehicles drove in and {record.acting_rows} decisions were "
-                f"due, but the learner's acting_steps stayed at {self._acted}: it never acted",
-                fix="this is a defect of the learner or the environment: please report it with the profile",
-            )
-
-    def _finish_line(self, record: EpisodeRecord) -> dict[str, Any]:
+    def _count(self, lines: Sequence[dict[str, Any]]) -> None:
+        """The totals that belong into the lines of a round; each has its share of the time that the round took."""
         now = time.perf_counter()
-        wall, self._since = now - self._since, now
-        spans = self._spans.take()
-        self.done.episodes += 1
-        self.done.env_steps += record.steps
-        self.done.wall_s += wall
-        self.done.window = [*self.done.window, [record.accounting.arrived, record.ended]][-_WINDOW:]
+        wall, self._since = (now - self._since) / len(lines), now
+        for line in lines:
+            self.done.episodes += 1
+            self.done.env_steps += line["steps"]
+            self.done.wall_s += wall
+            self.done.window = [*self.done.window, [line["arrived"], line["vehicles"]]][-_WINDOW:]
+            line |= {"env_steps": self.done.env_steps, "wall_s": wall}
+            line["ms_per_step"] = 1e3 * wall / max(1, line["steps"])
+            line["spans"] = {name: value / len(lines) for name, value in line["spans"].items()}
         self.steps = 0
-        return _line(record, self.done, self._learner, self._weights, wall, spans)
 
     def _judge(self) -> bool:
         """Is this the highest success over the last 20 episodes? A full window beats any shorter one.
@@ -362,22 +426,24 @@ class Journal:
             text = f"held-out evaluation is slower than training: {replaced} was skipped"
             self._listener(Note(f"{text}; a larger eval_every avoids that"))
 
-    def _save_trajectory(self, record: EpisodeRecord, trajectory: Mapping[str, np.ndarray]) -> None:
-        every = self.settings.recording.trajectories_every
-        due = every > 0 and self.done.episodes % every == 0
-        if due or (self.settings.recording.crashes and record.accounting.collided):
-            self.folder.arrays(f"traffic/episode_{self.done.episodes}", trajectory)
+    def _save_trajectory(self, part: Part) -> None:
+        every, episode = self.settings.recording.trajectories_every, part.line["episode"]
+        due = every > 0 and episode % every == 0
+        if due or (self.settings.recording.crashes and part.line["collided"]):
+            self.folder.arrays(f"traffic/episode_{episode}", part.trajectory)
 
-    def _write_scalars(self, line: Mapping[str, Any]) -> None:
+    def _write_scalars(self, lines: Sequence[Mapping[str, Any]]) -> None:
         if self._scalars is None:
             return
         for metrics in self._metrics:
             losses = {f"losses/{key}": metrics[key] for key in metrics if key not in _NO_LOSSES}
             self._scalars.write(metrics["env_steps"], {key: float(value) for key, value in losses.items()})
-        named = {f"{group}/{key}": line[key] for group, keys in _CURVES.items() for key in keys}
-        named |= {f"charts/reward_{name}": value for name, value in line["parts"].items()}
-        named |= {f"time/{name}_ms": 1e3 * value / max(1, line["steps"]) for name, value in line["spans"].items()}
-        self._scalars.write(line["env_steps"], {key: float(value) for key, value in named.items() if value is not None})
+        for line in lines:
+            named = {f"{group}/{key}": line[key] for group, keys in _CURVES.items() for key in keys}
+            named |= {f"charts/reward_{name}": value for name, value in line["parts"].items()}
+            named |= {f"time/{name}_ms": 1e3 * value / max(1, line["steps"]) for name, value in line["spans"].items()}
+            known = {key: float(value) for key, value in named.items() if value is not None}
+            self._scalars.write(line["env_steps"], known)
 
 
 _NO_LOSSES = ("kind", "episode", "env_steps", "training_step", "updates_performed", "buffer_size", "acting_steps")
@@ -391,21 +457,49 @@ _CURVES = {
 }
 
 
-def _line(
-    record: EpisodeRecord,
-    done: Done,
-    learner: Learner,
-    weights: list[float] | None,
-    wall: float,
-    spans: Mapping[str, float],
+def wants_trajectory(settings: RunSettings, episode: int) -> bool:
+    """Are the tracks of an episode recorded? They are kept if there was a crash, or if it is one of every so many."""
+    every = settings.recording.trajectories_every
+    return settings.recording.crashes or (every > 0 and episode % every == 0)
+
+
+def check_acting(settings: RunSettings, episode: int, record: EpisodeRecord, acted: int) -> None:
+    """A learner that never acts must not look like one that does.
+
+    Args:
+        settings: of the run.
+        episode: for the message.
+        record: of the episode.
+        acted: calls of `act` in it.
+
+    Raises:
+        OpenCDAError: vehicles had to act and the learner did not.
+    """
+    must = record.acting_rows or (record.departed if settings.demand.cav_share == 1.0 else 0)
+    if must and not acted:
+        raise OpenCDAError(
+            f"episode {episode}: {record.departed} vehicles drove in and {record.acting_rows} decisions were "
+            "due, but the learner's acting_steps did not move: it never acted",
+            fix="this is a defect of the learner or the environment: please report it with the profile",
+        )
+
+
+def _passes(before: int, now: int, every: int) -> bool:
+    """Does one of the episodes after `before`, up to `now`, have a number that `every` divides?"""
+    return every > 0 and now // every > before // every
+
+
+def episode_line(
+    record: EpisodeRecord, learner: Learner, weights: list[float] | None, spans: Mapping[str, float]
 ) -> dict[str, Any]:
+    """A line of episodes.jsonl; the totals of the run (`env_steps`) and its time are still to be filled in."""
     figures = pool([record], weights=weights)
     return {
         "episode": record.episode,
         "seed": record.seed,
         "rate_vph": record.rate_vph,
         "steps": record.steps,
-        "env_steps": done.env_steps,
+        "env_steps": 0,
         **{key: value for key, value in figures.items() if key not in ("episodes", "running_at_end", "waiting_at_end")},
         **asdict(record.accounting),
         "departed": record.departed,
@@ -415,7 +509,7 @@ def _line(
         "mean_rows": record.neighbour_rows / max(1, record.acting_rows),
         "decisions": record.acting_rows,
         **asdict(learner.counters),
-        "wall_s": wall,
-        "ms_per_step": 1e3 * wall / max(1, record.steps),
+        "wall_s": 0.0,
+        "ms_per_step": 0.0,
         "spans": dict(spans),  # [s]
     }

@@ -38,27 +38,44 @@ from opencda_marl.core.errors import (
     RecycleError,
     SimulatorError,
     StorageError,
+    WorkerError,
 )
 from opencda_marl.core.events import Beat, Finished, Listener, Note, Started, TrainEvent
+from opencda_marl.core.files import remove_tree
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
 from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run, typed
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
-from opencda_marl.core.spec import Learner, ObservationSpec
+from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec, Step
 from opencda_marl.core.speech import Speech, counted
 from opencda_marl.core.stopping import StopRequest
+from opencda_marl.core.torchrun import Place, launched
+from opencda_marl.crew import (
+    Alone,
+    Crew,
+    Meeting,
+    Start,
+    device_of,
+    launched_crew,
+    parted,
+    resolve_workers,
+    spawned,
+)
 from opencda_marl.env.driving import DrivingEnv
-from opencda_marl.journal import Done, Journal, recorded
+from opencda_marl.journal import Done, Journal, Recorder, recorded
 from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["TrainResult", "run_loop", "train"]
+__all__ = ["TrainResult", "run_loop", "train", "without_surprises"]
 
 
 _UNLEARNED = (
     "no update was made, so the policy is the one that the run began with: learner.learning_starts or learner.n_steps "
     "is beyond the budget"
 )
+
+
+_WORKERS = "workers"  # folder of what they say, in the run folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,25 @@ class TrainResult:
     summary: dict[str, Any]
 
 
-def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequest, spans: Spans) -> None:
-    """Act, step, store, update, log, until the budget is used up or somebody asks to stop."""
+def run_loop(
+    env: DrivingEnv,
+    learner: Learner,
+    journal: Recorder,
+    stop: StopRequest,
+    spans: Spans,
+    crew: Meeting | None = None,
+) -> None:
+    """Act, step, store, update, log, until the budget is used up or somebody asks to stop.
+
+    Args:
+        env: of this worker.
+        learner: of this worker.
+        journal: is told what happens.
+        stop: whether somebody asks to stop.
+        spans: timers.
+        crew: the other workers, with whom updates and the ends of episodes are made together; None: there are none.
+    """
+    crew = crew or Alone()
     world = env.world
     while not journal.over and not stop.requested():
         traced = journal.begin_episode()
@@ -92,15 +126,24 @@ def run_loop(env: DrivingEnv, learner: Learner, journal: Journal, stop: StopRequ
             with spans("store"):
                 learner.store(observation, action, step)
             journal.advance(step.steps)
-            if learner.ready(step):
-                learner.progress(journal.counted)
-                journal.updating()
-                with spans("update"):
-                    losses = learner.update(step)
-                journal.updated(losses)
+            if learner.ready(step) and crew.meet("update", journal.counted) == "update":
+                _learn(learner, step, journal, spans, crew)
             if stop.requested():
                 return
+        while (agreed := crew.meet("end", journal.counted, over=journal.ending)) == "update":
+            _learn(learner, step, journal, spans, crew)  # others are not that far
+        if agreed == "stop":
+            return
         journal.end_episode(env.record(), env.trajectory() if traced else {})
+
+
+def _learn(learner: Learner, step: Step, journal: Recorder, spans: Spans, crew: Meeting) -> None:
+    """An update, with everybody."""
+    learner.progress(crew.counted)
+    journal.updating()
+    with spans("update"):
+        losses = learner.update(step)
+    journal.updated(losses)
 
 
 def train(
@@ -131,13 +174,18 @@ def train(
         ConfigError, CheckpointError, StorageError, SimulatorError, …: see core/errors.py.
     """
     kept = out is not None and out.exists()  # a folder that is not ours to remove
+    place = launched()
+    if place is not None and place.rank:
+        raise ConfigError("train() is worker 0's: the other processes of torchrun call worker.assist()")
     if resume is not None:
         settings = _resumed_settings(settings, resume)
+        resolve_workers(settings, place)
         folder = RunFolder.resume(resume, keep=settings.keep)
     elif settings is None:
         raise ConfigError("there are no settings to train with", fix="name a profile, or a run to --resume")
     else:
         require_budget(settings)
+        settings = replace(settings, workers=resolve_workers(settings, place))
         policy = None if init_from is None else _policy(init_from)
         folder = RunFolder.create(out, root=root, profile=profile, seed=settings.seed, keep=settings.keep)
     hear = _Telling(folder, listener)
@@ -152,7 +200,7 @@ def train(
             folder.write_config(to_yaml(settings))
             folder.write_run(_facts(settings, profile, None if policy is None else policy.path))
         try:
-            result = _run(folder, settings, stop, hear)
+            result = _run(folder, settings, stop, hear, place)
         finally:
             hear.rest()
         if report is not None and settings.evaluation.final:
@@ -180,12 +228,15 @@ def _forgotten(folder: RunFolder, hear: _Telling, *, made: bool, kept: bool) -> 
             with suppress(OSError):
                 for name in ("config.yaml", "run.json", "status.json", "log.txt", ".lock"):
                     (folder.path / name).unlink(missing_ok=True)
+                remove_tree(folder.path / _WORKERS)
                 if not kept:
                     folder.path.rmdir()
         raise
 
 
-def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener) -> TrainResult:
+def _run(
+    folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener, place: Place | None
+) -> TrainResult:
     """From the files of a run folder to the end of its budget."""
     spans = Spans(enabled=settings.recording.spans)
     facts = recorded(folder.path, "init_from", "profile", "resumed", "versions")
@@ -193,38 +244,56 @@ def _run(folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: List
         folder.beat("compiling")
         hear(Note("compiling kernels once, which takes half a minute …"))
         hear(Beat({"phase": "compiling"}))
-    simulator = make_simulator(settings, make_roads(settings), spans=spans)
-    with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
-        learner = make_learner(_settled(settings, facts), env.observation_spec, env.action_spec)
-        with closing(learner):
-            warm_up(
-                settings, simulator, learner
-            )  # before the checkpoint is read: it leaves no trace in a fresh learner
-            done = _restore(folder, learner, facts, env)
-            _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
-            journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear)
-            with closing(journal):
-                journal.boundary = learner.state() if done.episodes == 0 else None
-                nothing_left = journal.over
-                with _guarded(folder, journal), _no_surprise_collections():
-                    journal.begin()
-                    run_loop(env, learner, journal, stop, spans)
-                if not journal.over:
-                    _stopped(folder, journal)
-                result = _finish(folder, settings, journal, stop)
-                hear(Finished(result.summary))
-                _say_why(folder, settings, journal, hear, nothing_left=nothing_left)
-                if learner.counters.updates_performed == 0 and not (nothing_left or journal.out_of_time):
-                    hear(Note(_UNLEARNED))
-                return result
+    chosen = _settled(settings, facts)
+    with closing(_crew(folder, chosen, spans, stop, place)) as crew:
+        if isinstance(crew, Crew):
+            chosen = replace(chosen, device=device_of(chosen.device, crew.place)[0])
+        simulator = make_simulator(settings, make_roads(settings), spans=spans)
+        with closing(simulator), closing(make_env(settings, simulator=simulator, spans=spans)) as env:
+            crew.begin()
+            learner = make_learner(chosen, env.observation_spec, env.action_spec, group=crew.group)
+            with closing(learner):
+                # before the checkpoint is read: it leaves no trace in a fresh learner
+                warm_up(settings, simulator, learner)
+                done, start = _restore(folder, learner, facts, env, crew.size)
+                _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
+                journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear, crew)
+                with closing(journal):
+                    journal.boundary = learner.state() if done.episodes == 0 and crew.size == 1 else None
+                    nothing_left = journal.spent
+                    crew.hand_out([replace(one, episodes=done.episodes, over=nothing_left) for one in start])
+                    with _guarded(folder, journal, crew, stop), without_surprises():
+                        journal.begin()
+                        run_loop(env, learner, journal, stop, spans, crew)
+                    if not journal.over:
+                        _stopped(folder, journal)
+                    result = _finish(folder, settings, journal, stop)
+                    hear(Finished(result.summary))
+                    _say_why(folder, settings, journal, hear, nothing_left=nothing_left)
+                    if learner.counters.updates_performed == 0 and not (nothing_left or journal.out_of_time):
+                        hear(Note(_UNLEARNED))
+                    return result
+
+
+def _crew(
+    folder: RunFolder, settings: RunSettings, spans: Spans, stop: StopRequest, place: Place | None
+) -> Alone | Crew:
+    """The workers of the run; those that are to be children are started here."""
+    text = to_yaml(settings)
+    if place is not None:
+        return launched_crew(settings, text, place, spans=spans, stop=stop)
+    if settings.workers == 1:
+        return Alone()
+    return spawned(settings, text, folder=folder.path / _WORKERS, spans=spans, stop=stop)
 
 
 @contextmanager
-def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
+def _guarded(folder: RunFolder, journal: Journal, crew: Alone | Crew, stop: StopRequest) -> Iterator[None]:
     """Whatever fails, the last boundary is saved; but when a number is not finite, its batch is."""
     try:
-        yield
-    except (SimulatorError, AccountingError, RecycleError) as error:
+        with _explained(crew, stop):
+            yield
+    except (SimulatorError, AccountingError, RecycleError, WorkerError) as error:
         journal.save(judged=False)
         error.fix = _again(folder, error.fix)
         raise
@@ -245,6 +314,16 @@ def _guarded(folder: RunFolder, journal: Journal) -> Iterator[None]:
         with suppress(StorageError, OSError):  # the first error is the one to show
             journal.save(judged=False)
         raise
+
+
+@contextmanager
+def _explained(crew: Alone | Crew, stop: StopRequest) -> Iterator[None]:
+    """Whoever lost another worker says why that one went; and if all of them were asked to stop, that is why."""
+    try:
+        yield
+    except WorkerError as error:
+        if not stop.requested():
+            raise crew.explained(error) from error
 
 
 def _stopped(folder: RunFolder, journal: Journal) -> None:
@@ -336,13 +415,22 @@ def _policy(path: Path) -> Checkpoint:
     return read_checkpoint(best_checkpoint(path) if (path / "run.json").is_file() else path)
 
 
-def _restore(folder: RunFolder, learner: Learner, facts: dict[str, Any], env: DrivingEnv) -> Done:
-    """Load the latest checkpoint and cut what lies beyond it; without one the run begins at its beginning."""
+def _restore(
+    folder: RunFolder, learner: Learner, facts: dict[str, Any], env: DrivingEnv, workers: int
+) -> tuple[Done, list[Start]]:
+    """Load the latest checkpoint and cut what lies beyond it; without one the run begins at its beginning.
+
+    Returns:
+        what is done, and where each worker begins.
+    """
     if folder.checkpoints.find("latest") is None:
         folder.cut(0)
-        if facts["init_from"] is not None:
-            learner.load(_matching(_policy(Path(facts["init_from"])), env).state, weights_only=True)
-        return Done()
+        if facts["init_from"] is None:
+            return Done(), [Start()] * workers
+        policy = _matching(_policy(Path(facts["init_from"])), env).state
+        learner.load(policy, weights_only=True)
+        shown = LearnerState(policy.tensors, policy.values)  # a policy needs no replay
+        return Done(), [Start(state=shown, weights_only=True)] * workers
     found = _matching(folder.checkpoints.load("latest"), env)
     done = Done(**{item.name: found.extra[item.name] for item in fields(Done)})
     folder.cut(done.episodes)
@@ -353,8 +441,9 @@ def _restore(folder: RunFolder, learner: Learner, facts: dict[str, Any], env: Dr
             f"{done.episodes}",
             fix=f"put the file back; or begin a new run with --init-from {typed(folder.path)}",
         )
-    learner.load(found.state)
-    return done
+    states = parted(found.state, workers)
+    learner.load(states[0])
+    return done, [Start(state=state) for state in states]
 
 
 def _matching(found: Checkpoint, env: DrivingEnv) -> Checkpoint:
@@ -387,6 +476,7 @@ def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -
         "machine": describe_machine(),
         "git": git_commit(Path(__file__).resolve().parent),
         "hashes": {"config": config_hash(settings)},
+        "workers": settings.workers,
         "threads": settings.threads,
         "identity": _identity(settings),
         "init_from": None if init_from is None else str(init_from.resolve()),
@@ -398,7 +488,7 @@ def _identity(settings: RunSettings) -> str:
     """What can be said in advance of a second run of these settings."""
     if settings.max_episodes is None and settings.max_env_steps is None:
         return "max_minutes alone steers the learning rate here: two runs differ, because clocks do"
-    equal = "two runs of this config, with the same update_mode and threads, are equal bit for bit"
+    equal = "two runs of this config, with the same update_mode, workers and threads, are equal bit for bit"
     return equal if settings.max_minutes is None else f"{equal}, as far as max_minutes lets both of them go"
 
 
@@ -421,6 +511,7 @@ def _announce(
         "step_length": info.step_length,
         "observation": f"{observation.name} v{observation.version}",
         "algorithm": settings.algorithm,
+        **({} if settings.workers == 1 else {"workers": settings.workers}),
         "threads": settings.threads,
         **described,
     }
@@ -431,6 +522,10 @@ def _announce(
     hear(Started(folder.path, init, done.episodes))
     if settings.threads > cores():
         notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
+    elif launched() is None and int(settings.workers) * settings.threads > cores() > 0:
+        notes.append(f"workers: {settings.workers}, but there are {cores()} cores: that is slower than fewer workers")
+    if settings.max_episodes is not None and settings.max_episodes % int(settings.workers):
+        notes.append(f"max_episodes: workers drive in rounds, so there will be a multiple of {settings.workers}")
     if facts["versions"] != versions():
         notes.append("versions differ from those that the run began with (see run.json): the last bits may differ")
     for note in notes:
@@ -438,7 +533,7 @@ def _announce(
 
 
 @contextmanager
-def _no_surprise_collections() -> Iterator[None]:
+def without_surprises() -> Iterator[None]:
     """What was made at the start is not looked at by the garbage collector again."""
     gc.collect()
     gc.freeze()

@@ -62,6 +62,11 @@ class Child:
         """Has it ended?"""
         return self._process.poll() is not None
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        return self._process.poll()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, at most `timeout` seconds; True if it has ended."""
         try:

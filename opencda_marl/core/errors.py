@@ -6,6 +6,7 @@ OpenCDAError                       1   anything of ours that has no better name
 │   ├── BackendMissingError       11   libsumo, traci, sumo or carla is not installed
 │   └── DeadlineError             12   the simulator did not answer in time
 ├── AccountingError               13   scheduled != waiting + running + arrived + collided + removed
+├── WorkerError                   14   a worker of the run died, hung, or came apart from the others
 ├── CheckpointError               20   broken, foreign or missing checkpoint or run folder
 ├── StorageError                  21   unwritable or full disk
 ├── NotFiniteError                30   NaN or infinity in observation, reward, loss or weights
@@ -41,6 +42,7 @@ __all__ = [
     "RecycleError",
     "SimulatorError",
     "StorageError",
+    "WorkerError",
 ]
 
 RECYCLE = 75
@@ -93,6 +95,12 @@ class AccountingError(OpenCDAError):
     """The vehicles of an episode do not add up; its figures cannot be trusted."""
 
     exit_code = 13
+
+
+class WorkerError(OpenCDAError):
+    """A worker of the run died, hung, or came apart from the others; all of them end."""
+
+    exit_code = 14
 
 
 class CheckpointError(OpenCDAError):

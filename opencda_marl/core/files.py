@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from opencda_marl.core.errors import StorageError
 
 __all__ = [
     "array_bytes",
+    "arrays_of",
     "part_of",
     "remove_tree",
     "storage_error",
@@ -60,6 +61,11 @@ def writing(path: Path) -> Iterator[None]:
 def array_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Arrays as a safetensors file. It takes the memory as it lies, so a transposed view has to be laid out first."""
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def arrays_of(data: bytes) -> dict[str, np.ndarray]:
+    """What `array_bytes` was given."""
+    return dict(load(data))
 
 
 def typed(path: Path) -> str:

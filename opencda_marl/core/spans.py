@@ -10,7 +10,7 @@ from types import TracebackType
 
 __all__ = ["SPANS", "Spans"]
 
-SPANS = ("tick", "read", "observe", "act", "reward", "store", "update", "metrics")
+SPANS = ("tick", "read", "observe", "act", "reward", "store", "update", "wait", "metrics")
 """Names that the loop uses, in the order of a step."""
 
 

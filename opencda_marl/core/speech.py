@@ -13,7 +13,18 @@ __all__ = ["Speech", "averages", "counted", "number", "percent", "seconds", "spa
 
 _EVERY = 10.0  # [s] between two lines of episodes
 
-_INIT = ("algorithm", "device", "acting_device", "threads", "torch", "encoder", "update_mode", "parameters", "backend")
+_INIT = (
+    "algorithm",
+    "device",
+    "acting_device",
+    "workers",
+    "threads",
+    "torch",
+    "encoder",
+    "update_mode",
+    "parameters",
+    "backend",
+)
 
 
 def number(value: float | None, digits: int = 1) -> str:

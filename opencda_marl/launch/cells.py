@@ -30,6 +30,7 @@ from opencda_marl.config import BUDGETS, DISPLAY, config_hash, load_profile, req
 from opencda_marl.config_files import find_root
 from opencda_marl.config_yaml import Document, Keys, Source, dump_scalar, read
 from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.machine import cores
 from opencda_marl.core.tables import Table
 from opencda_marl.launch.plan import DEADLINES, RETRIES
 from opencda_marl.settings.networks import NetworkSettings
@@ -63,6 +64,7 @@ class Cell:
     chosen: dict[str, Any]  # what makes it different from the other cells
     budgets: dict[str, float | None]
     display: dict[str, Any]
+    workers: int = 1  # processes, each of which keeps a core busy
 
     @property
     def free(self) -> list[str]:
@@ -311,6 +313,7 @@ def _made(
         chosen={**choice, "seed": settings.seed, "profile": loaded.name},
         budgets={key: getattr(settings, key) for key in BUDGETS},
         display=display,
+        workers=cores() if settings.workers == "auto" else settings.workers,
     )
     return cell, settings
 

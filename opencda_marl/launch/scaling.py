@@ -32,18 +32,20 @@ class Machine:
     cards_gib: tuple[float, ...] = ()  # free memory of each card that cells are put on; empty: none is used
 
 
-def most_cells(machine: Machine, family: Family, *, cells: int) -> int:
+def most_cells(machine: Machine, family: Family, *, cells: int, workers: int = 1) -> int:
     """How many cells the machine has room for, at least one.
 
     Args:
         machine: what is there.
         family: of the cells; the dearest one where both run.
         cells: how many there are to run.
+        workers: of a cell, the most; each has a simulation and a core.
     """
     vram = _LEARNER_VRAM + (_SERVER_VRAM if family == "carla" else 0.0)
     # slots go around the cards, so the fullest card decides
     cards = [len(machine.cards_gib) * int(min(machine.cards_gib) / vram)] if machine.cards_gib else []
-    found = (int(machine.cores / _CORES[family]), int(machine.memory_gib / _MEMORY[family]), cells, *cards)
+    shares = (machine.cores / (_CORES[family] * workers), machine.memory_gib / (_MEMORY[family] * workers))
+    found = (*map(int, shares), cells, *cards)
     return max(1, min(found))
 
 
@@ -57,7 +59,8 @@ def room(matrix: Matrix, gpus: Sequence[Gpu] | None) -> int:
         cards_gib=tuple((gpu.free_mib or 0) / 1024 for gpu in used),
     )
     family: Family = "carla" if any(cell.family == "carla" for cell in matrix.cells) else "sumo"
-    return most_cells(machine, family, cells=len(matrix.cells))
+    workers = max((cell.workers for cell in matrix.cells), default=1)
+    return most_cells(machine, family, cells=len(matrix.cells), workers=workers)
 
 
 @dataclass(frozen=True, slots=True)

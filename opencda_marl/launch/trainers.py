@@ -29,6 +29,7 @@ from opencda_marl.core.errors import (
     OutOfMemoryError,
     SimulatorError,
     StorageError,
+    WorkerError,
 )
 from opencda_marl.core.files import remove_tree, writing
 from opencda_marl.core.probe import HOST
@@ -68,6 +69,7 @@ _KINDS = {
     CompilerError.exit_code: "compiler",
     OutOfMemoryError.exit_code: "memory",
     Interrupted.exit_code: "signal",  # somebody's, not the launcher's
+    WorkerError.exit_code: "signal",  # a worker was killed, or hung: the others saved what there was
     RECYCLE: "recycle",
 }
 _NO_MEMORY = re.compile(r"^[\w.]*(?:OutOfMemoryError|MemoryError)\b", re.M)

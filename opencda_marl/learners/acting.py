@@ -46,6 +46,7 @@ class ActingPolicy:
         conditioned: the policy sees a preference.
         device: of training.
         rng: for a frozen encoder's parameters.
+        rank: of the worker; each explores and prefers on a twig of its own.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ActingPolicy:
         conditioned: bool,
         device: torch.device,
         rng: np.random.Generator,
+        rank: int = 0,
     ) -> None:
         own = own_settings(settings.learner, NetworkSettings)
         self.device = resolve_acting_device(own.acting_device, device)
@@ -72,8 +74,9 @@ class ActingPolicy:
         if self._replica.engaged:
             self.threads = resolve_acting_threads(own.acting_threads)
         set_threads(self.threads)
-        self._preferences = Preferences(settings.preference, settings.seed) if conditioned else None
-        self._exploration = generator(settings.seed, Branch.EXPLORATION)
+        twig = (rank,) if rank else ()  # worker 0 draws what a run of one worker draws
+        self._preferences = Preferences(settings.preference, settings.seed, *twig) if conditioned else None
+        self._exploration = generator(settings.seed, Branch.EXPLORATION, *twig)
         self._frozen = encoder is not None and not trained
         self.encoder_layout = Layout(encoder.shapes("") if encoder is not None and self._frozen else {})
         self._encoder_flat = torch.zeros(self.encoder_layout.size, device=self.device)

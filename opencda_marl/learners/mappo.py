@@ -8,6 +8,8 @@ PCMAPPO has a vector of rewards and a preference p per vehicle (arXiv 2606.14693
 one per objective, A = team_weight * A_team + individual_weight * p . A_individual (`preference.scaling`).
 MAPPO is the same with one component, the plain sum of the objectives.
 
+With several workers (docs/workers.md) each has the rows of its own traffic until an update, where all rows are pooled.
+
 Longer than other modules, because nets, losses and update are to be read side by side.
 """
 
@@ -30,8 +32,9 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Action, ActionSpec, Counters, LearnerState, Observation, ObservationSpec, Step
 from opencda_marl.learners.acting import ActingPolicy
 from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
+from opencda_marl.learners.pooling import pool, sum_up
 from opencda_marl.learners.preference import mix_advantages
-from opencda_marl.learners.rollout import Rollout, chain_advantages, minibatches
+from opencda_marl.learners.rollout import Chains, Rollout, chain_advantages, minibatches, spread
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
 from opencda_marl.nn.device import resolve_device
@@ -40,12 +43,13 @@ from opencda_marl.nn.graph import Inputs, State, make_update
 from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
 from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
+from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.nn.torso import Torso
 from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "ppo_loss"]
+__all__ = ["METRICS", "Mappo", "Networks", "minibatch_step", "partial_step", "ppo_loss"]
 
 _CHUNK = 2048  # rows of one pass over the rollout: temporaries stay in the cache
 _Batch = Mapping[str, Tensor]
@@ -63,6 +67,8 @@ METRICS = (
     "critic_gradient_norm",
 )
 """Order of what `minibatch_step` measures."""
+
+_LOSSES = METRICS.index("gradient_norm")  # those that come with the loss
 
 
 class Networks:
@@ -135,11 +141,13 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a minibatch, each row times its weight (0 for padding), and its parts.
 
+    Of a part of a minibatch (`total_weight`: that of the whole) they are its share, and sum up to those of the whole.
+
     policy   -min(r A, clip(r, 1 - c, 1 + c) A) with r = pi / pi_old      (Schulman et al. 2017, equation 7)
     value    (V - R)^2 / 2 in units of the returns' spread, summed over components
     entropy  of the action as executed
     """
-    share = batch["weight"] / batch["weight"].sum()
+    share = batch["weight"] / (batch["total_weight"] if "total_weight" in batch else batch["weight"].sum())
 
     outputs = networks.actor(parameters, batch)
     log_prob = networks.head.log_prob(parameters, "actor.", outputs, batch["action"])
@@ -180,20 +188,49 @@ def minibatch_step(
     Returns:
         The state afterwards, and the metrics in the order of `METRICS`.
     """
-    theta = state["theta"]
+    gradient, metrics = _gradient(networks, settings, state["theta"], inputs)
+    return _descend(networks, settings, state, gradient, metrics, inputs["learning_rate"])
+
+
+def partial_step(
+    networks: Networks, settings: MappoSettings, state: State, inputs: Inputs
+) -> tuple[State, Float[Tensor, " metrics"]]:
+    """A worker's part of a gradient step: the gradient of its rows, as `state["gradient"]`; theta stays.
+
+    Args:
+        networks: actor and critic.
+        settings: of the learner.
+        state: theta (a leaf) and gradient, which is replaced.
+        inputs: columns of its rows, the `total_weight` of the minibatch, and entropy_weight.
+
+    Returns:
+        The state with the gradient, and the part's share of the first of `METRICS`.
+    """
+    gradient, metrics = _gradient(networks, settings, state["theta"], inputs)
+    return {"theta": state["theta"].detach(), "gradient": gradient}, metrics
+
+
+def _gradient(
+    networks: Networks, settings: MappoSettings, theta: Tensor, inputs: Inputs
+) -> tuple[Float[Tensor, " size"], Float[Tensor, " losses"]]:
+    """Of the loss by theta, and what the loss measured."""
     loss, metrics = ppo_loss(networks, settings, networks.layout.views(theta), inputs, inputs["entropy_weight"])
     (gradient,) = torch.autograd.grad(loss, theta)
     with torch.no_grad():
+        return gradient, torch.stack([metrics[name] for name in METRICS[:_LOSSES]])
+
+
+def _descend(
+    networks: Networks, settings: MappoSettings, state: State, gradient: Tensor, metrics: Tensor, rate: Tensor
+) -> tuple[State, Float[Tensor, " metrics"]]:
+    """The step along a gradient, and the metrics with its norms behind them."""
+    with torch.no_grad():
         actor = networks.actor_layout.size  # the actor's parameters come first
-        parts = {
-            "actor_gradient_norm": torch.linalg.vector_norm(gradient[:actor]),
-            "critic_gradient_norm": torch.linalg.vector_norm(gradient[actor:]),
-        }
+        parts = [torch.linalg.vector_norm(gradient[:actor]), torch.linalg.vector_norm(gradient[actor:])]
         gradient, norm = clip_by_norm(gradient, settings.max_grad_norm)
         step = state["step"] + 1.0
-        theta, m, v = adam(theta, gradient, state["m"], state["v"], step, inputs["learning_rate"])
-        found = {**metrics, **parts, "gradient_norm": norm}
-        return {"theta": theta, "m": m, "v": v, "step": step}, torch.stack([found[name] for name in METRICS])
+        theta, m, v = adam(state["theta"], gradient, state["m"], state["v"], step, rate)
+        return {"theta": theta, "m": m, "v": v, "step": step}, torch.cat([metrics, torch.stack([norm, *parts])])
 
 
 class Mappo:
@@ -204,6 +241,7 @@ class Mappo:
         observation: layout of what vehicles see.
         action: kind of what they do.
         spans: timers of the loop.
+        group: of the workers; None: there is one.
 
     Raises:
         DeviceError: the device asked for is not there.
@@ -211,11 +249,17 @@ class Mappo:
     """
 
     def __init__(
-        self, settings: RunSettings, observation: ObservationSpec, action: ActionSpec, *, spans: Spans | None = None
+        self,
+        settings: RunSettings,
+        observation: ObservationSpec,
+        action: ActionSpec,
+        *,
+        spans: Spans | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         self.counters = Counters()
         self._settings, self._own = settings, own_settings(settings.learner, MappoSettings)
-        self._spans = spans or Spans(enabled=False)
+        self._spans, self._group = spans or Spans(enabled=False), group
         self._device = resolve_device(settings.device)
         self._conditioned = settings.algorithm == "pcmappo"
         encoder = make_encoder(observation, settings.context)
@@ -238,12 +282,13 @@ class Mappo:
             conditioned=self._conditioned,
             device=self._device,
             rng=rng,
+            rank=0 if group is None else group.rank,
         )
         name = settings.context.encoder
         obstacle = None
         if encoder is not None and trained and not encoder.static:
             obstacle = f"a trained {name} encoder has no static shapes"
-        step = partial(minibatch_step, self._networks, self._own)
+        step = partial(minibatch_step if group is None else partial_step, self._networks, self._own)
         self._step = make_update(step, self._own, self._device, obstacle=obstacle)
         self._encoder = "none" if encoder is None else f"{name} ({'trained' if trained else 'frozen'})"
         self._layouts = {"theta": self._networks.layout, "encoder": self._policy.encoder_layout}
@@ -260,7 +305,8 @@ class Mappo:
         )
         self._rollout = self._make_rollout()
         self._clock = 0  # env steps of the learner's life
-        self._due = self._own.n_steps  # value of the clock at which the next update is due
+        self._steps = self._own.n_steps if group is None else -(-self._own.n_steps // group.size)  # of this worker
+        self._due = self._steps  # value of the clock at which the next update is due
         self._progress = 0.0
 
     def describe(self) -> dict[str, Any]:
@@ -302,45 +348,69 @@ class Mappo:
 
     def ready(self, step: Step) -> bool:
         """See `core.spec.Learner`: every `n_steps` env steps, when no interval is open."""
-        return self._clock >= self._due and (step.everyone or step.done) and len(self._rollout) > 0
+        due = self._clock >= self._due and (step.everyone or step.done)
+        return due and (self._group is not None or len(self._rollout) > 0)  # the others may have rows
 
     def progress(self, done: float) -> None:
         """See `core.spec.Learner`."""
         self._progress = done
 
     def update(self, step: Step) -> dict[str, float]:
-        """See `core.spec.Learner`."""
+        """See `core.spec.Learner`; with several workers it is collective."""
         with self._spans("update"):
             chains = self._rollout.chains(step.observation.ids)
-            self._due = self._clock + self._own.n_steps
-            if not len(chains.rows):
+            self._due = self._steps + (self._clock if self._group is None else self._due)
+            if not len(chains.rows) and self._group is None:
                 return {}
             rows, finals, scenes = self._rollout.views()
-            going = {**self._policy.view(step.observation), "scene": np.zeros(len(step.observation), np.int64)}
-            data = self._tensors({**rows, "action": self._rollout.column("action")}, scenes)
-            values, data["log_prob"] = self._look_back(data)
-            after_final, _ = self._look_back(self._tensors(finals, scenes))
-            after_going, _ = self._look_back(self._tensors(going, step.observation.scene[None]))
+            table = {**rows, "action": self._rollout.column("action")}
+            data = self._tensors(table, scenes)
+            found = self._look_ahead(chains, step, data, finals, scenes)
+            chosen = chains.rows
+            if self._group is not None:
+                table["log_prob"] = data["log_prob"].cpu().numpy()
+                own = {name: column[chosen] for name, column in table.items()}
+                table, scenes = pool(self._group, {**own, **found}, scenes, self._theta)
+                found = {name: table.pop(name) for name in found}
+                chosen = np.arange(len(table["scene"]))
+                if not len(chosen):
+                    return {}
+                data = self._tensors(table, scenes)
+            theta, normal = self._normalise(found["returns"])
+            preference = table["preference"][chosen] if self._conditioned else None
+            mixed = mix_advantages(found["advantages"], found["rewards"], preference, self._settings.preference)
+            for name, column in (("returns", normal), ("advantage", mixed)):
+                data[name] = torch.from_numpy(spread(column, chosen, len(table["scene"]))).to(self._device)
 
-            rewards = self._rewards()
-            discounts = self._settings.discount_per_second ** self._rollout.column("elapsed").astype(np.float64)
-            advantages = chain_advantages(
-                chains, rewards, values, after_final, after_going, discounts, self._own.gae_lambda
-            )
-            returns = advantages + values[chains.rows]
-            self._rollout.check_finite({"value": values, "log_prob": data["log_prob"].cpu().numpy()})
-            theta, data["returns"] = self._normalise(returns, chains.rows)
-            preference = rows["preference"][chains.rows] if self._conditioned else None
-            mixed = mix_advantages(advantages, rewards[chains.rows], preference, self._settings.preference)
-            data["advantage"] = torch.from_numpy(self._rollout.spread(mixed, chains.rows)).to(self._device)
-
-            metrics = self._learn(theta, data, chains.rows)
+            metrics = self._learn(theta, data, chosen)
             self._policy.invalidate()
             self._rollout.discard(chains.rows)
             self.counters.updates_performed += 1
             self._follow()
             self.counters.buffer_size = len(self._rollout)
-            return metrics | self._value_metrics(advantages, returns)
+            return metrics | self._value_metrics(found["advantages"], found["returns"])
+
+    def _look_ahead(
+        self,
+        chains: Chains,
+        step: Step,
+        data: dict[str, Tensor],
+        finals: Mapping[str, np.ndarray],
+        scenes: Float32[np.ndarray, "scenes scene"],
+    ) -> dict[str, Float64[np.ndarray, "chained components"]]:
+        """Advantages, returns and rewards of the rows of `chains`; `data` gets the log-probabilities of all rows."""
+        going = {**self._policy.view(step.observation), "scene": np.zeros(len(step.observation), np.int64)}
+        values, data["log_prob"] = self._look_back(data)
+        after_final, _ = self._look_back(self._tensors(finals, scenes))
+        after_going, _ = self._look_back(self._tensors(going, step.observation.scene[None]))
+        rewards = self._rewards()
+        discounts = self._settings.discount_per_second ** self._rollout.column("elapsed").astype(np.float64)
+        advantages = chain_advantages(
+            chains, rewards, values, after_final, after_going, discounts, self._own.gae_lambda
+        )
+        self._rollout.check_finite({"value": values, "log_prob": data["log_prob"].cpu().numpy()})
+        returns = advantages + values[chains.rows]
+        return {"advantages": advantages, "returns": returns, "rewards": rewards[chains.rows]}
 
     def _follow(self) -> None:
         """Move the average of the actor's weights towards them; the first ones weigh little in it."""
@@ -374,14 +444,15 @@ class Mappo:
             return np.concatenate([self._rollout.column("team")[:, None], rewards], 1)
         return scalarise(rewards, np.ones(len(OBJECTIVES)))[:, None]
 
-    def _normalise(self, returns: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _normalise(
+        self, returns: Float64[np.ndarray, "chained components"]
+    ) -> tuple[Tensor, Float64[np.ndarray, "chained components"]]:
         """Move the scale of returns along. Parameters that give the same values in it, and the returns in it."""
         before = self._scale.tensors(self._device)
         self._scale.observe(returns)
         theta = self._theta.clone()
         self._networks.rescale(self._networks.layout.views(theta), before, self._scale.tensors(self._device))
-        normal = self._rollout.spread((returns - self._scale.mean) / self._scale.std, rows)
-        return theta, torch.from_numpy(normal).to(self._device)
+        return theta, (returns - self._scale.mean) / self._scale.std
 
     def _learn(self, theta: Tensor, data: dict[str, Tensor], rows: np.ndarray) -> dict[str, float]:
         """Epochs of minibatch steps, until the policy has moved by `target_kl`."""
@@ -400,9 +471,7 @@ class Mappo:
             chosen, weights = torch.from_numpy(order).to(device), torch.from_numpy(weight).to(device)
             measured = []
             for index, share in zip(chosen, weights, strict=True):
-                batch = {name: tensor.index_select(0, index) for name, tensor in data.items()}
-                batch["weight"] = share
-                state, metrics = self._step({**state, "theta": as_leaf(state["theta"])}, {**batch, **numbers})
+                state, metrics = self._advance(state, data, index, share, numbers)
                 measured.append(metrics)
             table = torch.stack(measured).cpu().numpy()  # device sync: the metrics flush, once an epoch
             broken = np.flatnonzero(~np.isfinite(table).all(1))
@@ -417,6 +486,22 @@ class Mappo:
         found = _named(np.concatenate(tables).mean(0)) | {"approx_kl": _named(tables[-1].mean(0))["approx_kl"]}
         used = {"learning_rate": rate, "entropy_weight": bonus, "epochs": len(tables), "rows": len(rows)}
         return {**found, **{name: float(value) for name, value in used.items()}}
+
+    def _advance(
+        self, state: State, data: _Batch, rows: Tensor, weight: Tensor, numbers: dict[str, Tensor]
+    ) -> tuple[State, Float[Tensor, " metrics"]]:
+        """A gradient step on a minibatch, of which each of several workers does its part."""
+        group = self._group
+        part = slice(None) if group is None else slice(group.rank, None, group.size)
+        inputs = {name: tensor.index_select(0, rows[part]) for name, tensor in data.items()}
+        inputs |= {"weight": weight[part], **numbers}
+        leaf = as_leaf(state["theta"])
+        if group is None:
+            return self._step({**state, "theta": leaf}, inputs)
+        inputs["total_weight"] = weight.sum()
+        found, losses = self._step({"theta": leaf, "gradient": torch.zeros_like(state["theta"])}, inputs)
+        gradient, losses = sum_up(group, found["gradient"], losses)
+        return _descend(self._networks, self._own, state, gradient, losses, numbers["learning_rate"])
 
     def _value_metrics(self, advantages: np.ndarray, returns: np.ndarray) -> dict[str, float]:
         """Per component: how much of the returns' variance the critic foresaw, and the returns' running scale."""

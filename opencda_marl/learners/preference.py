@@ -38,12 +38,13 @@ class Preferences:
     Args:
         settings: source and its parameters.
         seed: of the run.
+        path: further coordinates of the generator, see `core.seeds.generator`.
 
     Raises:
         ConfigError: `preference.fixed` is no point of the simplex.
     """
 
-    def __init__(self, settings: PreferenceSettings, seed: int) -> None:
+    def __init__(self, settings: PreferenceSettings, seed: int, *path: int) -> None:
         fixed = np.asarray(settings.fixed, np.float64)
         if fixed.shape != (len(OBJECTIVES),) or abs(fixed.sum() - 1.0) > 1e-6:
             raise ConfigError(
@@ -53,7 +54,7 @@ class Preferences:
         self._settings = settings
         self._fixed = fixed.astype(np.float32)
         self._grid = simplex_grid(settings.divisions).astype(np.float32)
-        self._rng = generator(seed, Branch.PREFERENCE)
+        self._rng = generator(seed, Branch.PREFERENCE, *path)
         self._dealt = 0  # points of the grid given out so far
         self._ids = np.zeros(0, np.int64)
         self._held = np.zeros((0, len(OBJECTIVES)), np.float32)

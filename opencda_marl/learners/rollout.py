@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from opencda_marl.core.errors import NotFiniteError
 from opencda_marl.core.spec import Closed
 
-__all__ = ["Chains", "Rollout", "advantages_of", "chain_advantages", "minibatches"]
+__all__ = ["Chains", "Rollout", "advantages_of", "chain_advantages", "minibatches", "spread"]
 
 _FIRST_CAPACITY = 1024
 _Table = dict[str, np.ndarray]
@@ -250,14 +250,6 @@ class Rollout:
         used, self._rows["scene"][:] = np.unique(self._rows["scene"], return_inverse=True)
         self._scenes.keep(used)
 
-    def spread(
-        self, values: Float[np.ndarray, "chosen *columns"], rows: Int64[np.ndarray, " chosen"]
-    ) -> Float32[np.ndarray, "rows *columns"]:
-        """Values of some rows, at their places among all rows; zero elsewhere."""
-        found = np.zeros((len(self), *values.shape[1:]), np.float32)
-        found[rows] = values
-        return found
-
     def check_finite(self, extra: Mapping[str, np.ndarray]) -> None:
         """Raise unless everything that was seen and given is a number.
 
@@ -350,6 +342,15 @@ def advantages_of(
         rows = by_rank[first:last]
         advantages[rows] += (gae_lambda * discounts[rows])[:, None] * advantages[rows + 1]
     return np.asarray(advantages)
+
+
+def spread(
+    values: Float[np.ndarray, "chosen *columns"], rows: Int64[np.ndarray, " chosen"], count: int
+) -> Float32[np.ndarray, "count *columns"]:
+    """Values of some rows, at their places among `count` rows; zero elsewhere."""
+    found = np.zeros((count, *values.shape[1:]), np.float32)
+    found[rows] = values
+    return found
 
 
 def minibatches(

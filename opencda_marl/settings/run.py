@@ -53,7 +53,9 @@ class RunSettings:
     max_steps: Annotated[int, Between(1, 10_000_000)] = 2400  # steps of an episode
     decision_interval: Annotated[int, Between(1, 1000)] = 10  # steps between two decisions
     discount_per_second: Annotated[float, Between(0, 1)] = 0.98  # of rewards; 0.98 is 0.99 per 0.5 s
-    threads: Annotated[int, Between(1, 1024)] = 1  # torch's intra-op threads
+    workers: Annotated[int | Literal["auto"], Between(1, 1024)] = 1  # processes that learn together; auto: by cores
+    worker_timeout: Annotated[float, Between(1, 86400)] = 300.0  # [s] that one waits for another, then all end
+    threads: Annotated[int, Between(1, 1024)] = 1  # torch's intra-op threads, of each worker
     device: str = "auto"  # auto, cpu, cuda, cuda:N
     eval_every: Annotated[int, Between(0, None)] = 0  # [episodes] held-out evaluation in a child process; 0: never
     checkpoint_every: Annotated[int, Between(1, None)] = 10  # [episodes]

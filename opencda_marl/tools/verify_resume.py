@@ -1,7 +1,7 @@
 """Is a resumed run the run that was never interrupted? Proven bit for bit, on a real kill.
 
-Four short episodes; the same again, SIGKILLed in the middle of the third and resumed. Then everything that
-the two left is compared: tensors (weights, moments, normalisers, stored rows), values (counters, generators,
+Four short episodes of each worker; the same again, SIGKILLed in the middle of the third and resumed. Then everything
+that the two left is compared: tensors (weights, moments, normalisers, stored rows), values (counters, generators,
 schedules), the rows of a replay and the lines of every episode and update. Only what the clock decides may differ.
 """
 
@@ -27,7 +27,7 @@ from opencda_marl.tools.short_runs import learn_across
 
 __all__ = ["differing_runs", "differing_states", "verify_resume"]
 
-_EPISODES = 4
+_EPISODES = 4  # of each worker
 _KILLED_IN = 3
 _STEPS = 400  # of an episode; doubled when the kill comes too late
 _TRIES = 4
@@ -60,15 +60,17 @@ def verify_resume(
         OpenCDAError: a run failed, or could not be caught in the middle of its third episode.
     """
     made: list[ChildRun] = []
+    workers = _workers(name, config_root, overrides)
+    before = (_KILLED_IN - 1) * workers  # episodes that are finished when it is killed
     for attempt in range(_TRIES):
         steps = _STEPS * 2**attempt
-        short = (*overrides, *_short_run(steps, name, config_root, overrides))
+        short = (*overrides, *_short_run(steps, workers, name, config_root, overrides))
         whole = ChildRun(name, folder, f"whole-{steps}", config_root, short)
         whole.finish(whole.start(), deadline=_DEADLINE)
-        lasts = float(read_episodes(whole.path)[_KILLED_IN - 1]["wall_s"])  # [s] the third episode
+        lasts = workers * float(read_episodes(whole.path)[before]["wall_s"])  # [s] the third episode
         broken = ChildRun(name, folder, f"resumed-{steps}", config_root, short)
         made += [whole, broken]
-        killed = _kill_in_the_middle(broken, lasts / 2)
+        killed = _kill_in_the_middle(broken, before, lasts / 2)
         if killed is None:
             continue
         broken.finish(broken.start(resume=True), deadline=_DEADLINE)
@@ -80,7 +82,8 @@ def verify_resume(
             "exact": not differences,
             "differences": differences[:_LISTED],
             "compared": compared,
-            "killed_in_episode": _KILLED_IN,
+            "workers": workers,
+            "killed_in_episode": before + 1,
             "killed_after_s": round(killed, 3),
             "episode_steps": steps,
             "runs": [str(run.path) for run in kept],
@@ -89,38 +92,49 @@ def verify_resume(
         sum_up(folder / "verify-resume.json", answer, () if kept else made)
         return answer
     raise OpenCDAError(
-        f"the run could not be caught inside its episode {_KILLED_IN} in {_TRIES} tries",
+        f"the run could not be caught inside its episode {before + 1} in {_TRIES} tries",
         fix="try again on a quieter machine, or with a longer episode",
     )
 
 
-def _short_run(steps: int, name: str, config_root: Path | None, overrides: Sequence[str]) -> tuple[str, ...]:
+def _workers(name: str, config_root: Path | None, overrides: Sequence[str]) -> int:
+    """How many the run is going to have."""
+    from opencda_marl.config import load_profile
+    from opencda_marl.crew import resolve_workers
+
+    return resolve_workers(load_profile(name, config_root=config_root, overrides=overrides).settings, None)
+
+
+def _short_run(
+    steps: int, workers: int, name: str, config_root: Path | None, overrides: Sequence[str]
+) -> tuple[str, ...]:
     """Overrides of the drill: updates happen, and rows wait across the kill and across every boundary."""
     from opencda_marl.config import load_profile
 
     settings = load_profile(name, config_root=config_root, overrides=overrides).settings
     return (
-        f"max_episodes={_EPISODES}",
+        f"workers={workers}",
+        f"max_episodes={_EPISODES * workers}",
         "max_env_steps=null",
         "max_minutes=null",
         f"max_steps={steps}",
         "checkpoint_every=1",
-        f"keep={_EPISODES}",
+        f"keep={_EPISODES * workers}",
         "evaluation.final=false",
         "eval_every=0",
-        *learn_across(settings.learner, steps, settings.decision_interval),
+        *learn_across(settings.learner, workers * steps, settings.decision_interval),
     )
 
 
-def _kill_in_the_middle(run: ChildRun, delay: float) -> float | None:
-    """Start a run and SIGKILL it `delay` seconds into its third episode.
+def _kill_in_the_middle(run: ChildRun, before: int, delay: float) -> float | None:
+    """Start a run and SIGKILL it `delay` seconds after it has finished `before` episodes.
 
     Returns:
-        [s] after the second episode's line was there; None: it was too late, or too early.
+        [s] after the last of their lines was there; None: it was too late, or too early.
     """
     process = run.start()
     try:
-        _await_lines(run.path, _KILLED_IN - 1, process)
+        _await_lines(run.path, before, process)
         seen = time.monotonic()
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
@@ -130,7 +144,7 @@ def _kill_in_the_middle(run: ChildRun, delay: float) -> float | None:
             process.kill()
         process.wait()
     saved = Checkpoints(run.path / "checkpoints").numbered()
-    inside = len(read_episodes(run.path)) == _KILLED_IN - 1 and bool(saved) and process.returncode == -signal.SIGKILL
+    inside = len(read_episodes(run.path)) == before and bool(saved) and process.returncode == -signal.SIGKILL
     return late if inside else None
 
 

@@ -71,6 +71,12 @@ def test_room(machine: Machine, family: str, cells: int, most: int) -> None:
     assert most_cells(machine, family, cells=cells) == most  # type: ignore[arg-type]
 
 
+def test_a_worker_is_a_core() -> None:
+    assert most_cells(Machine(16, 64), "sumo", cells=100, workers=4) == 4
+    assert most_cells(Machine(64, 10), "sumo", cells=100, workers=3) == 3
+    assert most_cells(Machine(2, 64), "sumo", cells=100, workers=8) == 1
+
+
 def test_a_rate_needs_a_whole_window() -> None:
     assert steady([], 3.0) is None
     assert steady([(0.0, 0.0), (2.9, 100.0)], 3.0) is None

@@ -162,7 +162,7 @@ class FakeLearner:
 
     def update(self, step: Step) -> dict[str, float]:
         self.at_update(self.counters.updates_performed)
-        self.weights = 0.9 * self.weights + (1.0 - self.heard) * np.mean(self.rows) + self._rng.normal(size=3)
+        self.weights = 0.9 * self.weights + (1.0 - self.heard) * np.mean(self.rows or [0.0]) + self._rng.normal(size=3)
         self.rows, self.since = [], 0
         self.counters.buffer_size = 0
         self.counters.training_step += 4

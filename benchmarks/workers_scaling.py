@@ -1,0 +1,111 @@
+"""What a second worker brings: environment steps per second of one run with 1, 2, ... workers, in turns.
+
+    python benchmarks/workers_scaling.py                      1 and 2 workers, three times each
+    python benchmarks/workers_scaling.py --workers 1 2 4      more of them
+    python benchmarks/workers_scaling.py --json FILE          the figures too
+
+Each measurement is a run of its own with the same budget. Steps count from the end of the first update on, so start-up,
+compiling and the first touch of everything are left out. Beside the wall clock stand the seconds of processor time per
+1000 steps: on a machine that others use as well they say more, and what they cannot grow below is the same work.
+`busy` is the share of the cores that other processes took meanwhile: quote no figure where it is not next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from opencda_marl.core.machine import cores, describe_machine
+from opencda_marl.core.run_folder import read_episodes
+from opencda_marl.tools.child_runs import ChildRun
+
+__all__ = ["main", "steady_rate"]
+
+PROFILE = "sumo-marl/intersection/route_speed_only_pcmappo"
+DENSITIES = ("demand.rate_vph=[100, 400]", "demand.rate_draw=range")
+
+
+def steady_rate(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Environment steps per second after the first update; `wall_s` of a line is its share of the run's time."""
+    later = [line for line in lines if line["updates_performed"] > 1]
+    if not later:
+        raise ValueError("too short: there was one update at most")
+    return float(sum(line["steps"] for line in later) / sum(line["wall_s"] for line in later))
+
+
+def measure(workers: int, folder: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One run."""
+    budget = (f"max_env_steps={options.steps}", "max_episodes=null", "max_minutes=null", "evaluation.final=false")
+    overrides = (f"workers={workers}", *budget, *DENSITIES, *options.set)
+    run = ChildRun(options.profile, folder, name, overrides=overrides)
+    before, machine, began = os.times(), psutil.cpu_times(), time.monotonic()
+    run.finish(run.start(), deadline=3600.0)
+    after, lasted = os.times(), time.monotonic() - began
+    ours = after.children_user + after.children_system - before.children_user - before.children_system
+    lines = read_episodes(run.path)
+    steps = sum(line["steps"] for line in lines)
+    waiting = sum(line["spans"].get("wait", 0.0) for line in lines) / sum(line["wall_s"] for line in lines)
+    others = max(0.0, _worked(psutil.cpu_times()) - _worked(machine) - ours) / lasted / (os.cpu_count() or 1)
+    return {
+        "workers": workers,
+        "steps_per_s": steady_rate(lines),
+        "processor_s_per_1000_steps": 1000.0 * ours / steps,
+        "waiting": waiting,
+        "busy": others,
+    }
+
+
+def _worked(times: Any) -> float:
+    """[s] of all cores, whoever used them."""
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=96_000, help="of each run")
+    parser.add_argument("--profile", default=PROFILE)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="workers-scaling-") as folder:
+        for turn in range(options.rounds):
+            for workers in options.workers:
+                row = {"round": turn, **measure(workers, Path(folder), f"{turn}-{workers}", options)}
+                rows.append(row)
+                sys.stdout.write("  ".join(f"{key} {value:.4g}" for key, value in row.items()) + "\n")
+                sys.stdout.flush()
+    found = [_summary(workers, rows, options.workers[0]) for workers in options.workers]
+    for one in found:
+        sys.stdout.write("  ".join(f"{key} {value:.4g}" for key, value in one.items()) + "\n")
+    if options.json is not None:
+        machine = {**describe_machine(), "cores": cores()}
+        answer = {"what": "workers-scaling", "profile": options.profile, "set": options.set, "steps": options.steps}
+        options.json.write_text(json.dumps({**answer, "machine": machine, "summary": found, "rows": rows}, indent=1))
+
+
+def _summary(workers: int, rows: Sequence[Mapping[str, Any]], first: int) -> dict[str, float]:
+    """Medians, and the median of the ratios of runs that stood side by side."""
+    own = [row for row in rows if row["workers"] == workers]
+    base = [row for row in rows if row["workers"] == first]
+    ratios = [one["steps_per_s"] / other["steps_per_s"] for one, other in zip(own, base, strict=True)]
+    keys = ("steps_per_s", "processor_s_per_1000_steps", "waiting", "busy")
+    medians = {key: statistics.median(row[key] for row in own) for key in keys}
+    return {"workers": workers, **medians, "times": statistics.median(ratios)}
+
+
+if __name__ == "__main__":
+    main()

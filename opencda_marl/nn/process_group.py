@@ -1,0 +1,167 @@
+"""The workers of one run as a group of torch.distributed: sums of gradients, and bytes from each to each.
+
+A group is an object of its own, not torch's global one, so nothing has to be set up or torn down around it. Every call
+is collective: all workers make the same calls in the same order. What `sum` gives is the same to the bit everywhere,
+and from run to run, as long as their number stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from opencda_marl.core.errors import WorkerError
+
+__all__ = ["ProcessGroup"]
+
+_POLL = 2e-4  # [s] between two looks at a meeting: short beside an episode, long beside a look
+_LOOK = 0.1  # [s] between two calls of `meanwhile`
+
+
+class ProcessGroup:
+    """One worker's end of the group; made by all of them at once, and blocks until all have.
+
+    Args:
+        store: where they find each other.
+        rank: of this worker, from 0.
+        size: how many there are.
+        timeout: [s] that a worker waits for another one before it gives up.
+        device: of the gradients.
+        own_gpu: has every worker of this machine a GPU of its own? Then NCCL sums on them; gloo does elsewhere.
+        address: that this worker listens on; None: the machine's name.
+
+    Raises:
+        WorkerError: not all of them came.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        device: torch.device,
+        own_gpu: bool = False,
+        address: str | None = "127.0.0.1",
+    ) -> None:
+        self.rank, self.size, self._timeout = rank, size, timeout
+        with self._heard("come together"):
+            gloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=timeout)
+            options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
+            self._gloo: Any = gloo(PrefixStore("gloo", store), rank, size, options)
+            self._sums: Any = self._gloo
+            if device.type == "cuda" and own_gpu:
+                nccl = dist.ProcessGroupNCCL.Options()
+                nccl._timeout = timedelta(seconds=timeout)
+                self._sums = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl)
+
+    def sum(self, flat: Float[Tensor, " size"]) -> None:
+        """Add up the same vector of all workers, in place.
+
+        Raises:
+            WorkerError: one of them is gone, or does not answer.
+        """
+        with self._heard("add up gradients"):
+            self._sums.allreduce([flat]).wait()
+
+    def meet(
+        self, values: Sequence[float], meanwhile: Callable[[], None] = lambda: None
+    ) -> Float64[np.ndarray, "workers values"]:
+        """The same few numbers of all workers, by rank. The one call that may wait long.
+
+        Args:
+            values: of this worker.
+            meanwhile: called several times a second; what it raises ends the waiting.
+
+        Raises:
+            WorkerError: one of them is gone, or does not come within the timeout.
+        """
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.zeros_like(own) for _ in range(self.size)]
+        with self._heard("meet"):
+            work = self._gloo.allgather([found], [own])
+            looked = time.monotonic()
+            while not work.is_completed():
+                time.sleep(_POLL)
+                if time.monotonic() - looked > _LOOK:
+                    meanwhile()
+                    looked = time.monotonic()
+            work.wait()
+        return torch.stack(found).numpy()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What each worker has to say, by rank, at worker 0; nothing elsewhere.
+
+        Raises:
+            WorkerError: one of them is gone, or does not answer.
+        """
+        lengths, own = self._padded(data)
+        found = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
+        with self._heard("gather"):
+            self._gloo.gather([found] if self.rank == 0 else [], [own]).wait()
+        return [bytes(one.numpy()[:length]) for one, length in zip(found, lengths, strict=self.rank == 0)]
+
+    def share(self, data: bytes) -> list[bytes]:
+        """What each worker has to say, by rank, for all of them.
+
+        Raises:
+            WorkerError: one of them is gone, or does not answer.
+        """
+        lengths, own = self._padded(data)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        with self._heard("share rows"):
+            self._gloo.allgather([found], [own]).wait()
+        return [one.numpy()[:length].tobytes() for one, length in zip(found, lengths, strict=True)]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """What worker 0 has to say; the others give None.
+
+        Raises:
+            WorkerError: one of them is gone, or does not answer.
+        """
+        with self._heard("begin"):
+            length = torch.tensor([len(data or b"")])
+            self._gloo.broadcast(length, 0).wait()
+            text = np.zeros(int(length), np.uint8) if data is None else np.frombuffer(data, np.uint8).copy()
+            told = torch.from_numpy(text)
+            if len(told):
+                self._gloo.broadcast(told, 0).wait()
+        return bytes(told.numpy())
+
+    def _padded(self, data: bytes) -> tuple[list[int], Tensor]:
+        """Everybody's lengths, and the data with what makes it as long as the longest."""
+        lengths = [int(row[0]) for row in self.meet([len(data)])]
+        own = np.zeros(max(1, *lengths), np.uint8)
+        own[: len(data)] = np.frombuffer(data, np.uint8)
+        return lengths, torch.from_numpy(own)
+
+    @contextmanager
+    def _heard(self, what: str) -> Iterator[None]:
+        """Turns torch's errors into one of ours."""
+        try:
+            yield
+        except RuntimeError as error:
+            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            late = "imed out" in said or "imeout" in said
+            why = f"it did not answer within {self._timeout:g} s" if late else said
+            raise WorkerError(
+                f"worker {self.rank} of {self.size} lost another one when they were to {what}: {why}",
+                fix="see what that one said, in workers/ of the run folder or where it was started",
+            ) from error
+
+    def close(self) -> None:
+        """Leave; whoever still waits for this worker hears that it is gone. May be called twice."""
+        self._sums = self._gloo = None  # its sockets close when torch's object goes
