@@ -42,6 +42,7 @@ from opencda_marl.settings.run import RunSettings
 __all__ = [
     "Alone",
     "Crew",
+    "LeftError",
     "Meeting",
     "Part",
     "Start",
@@ -202,6 +203,7 @@ class Crew:
             own_gpu=own_gpu,
             address=self.address,
         )
+        self.group.meanwhile = self._meanwhile
 
     def meet(self, wish: Wish, counted: float, *, over: bool = False) -> Wish:
         """See `Meeting`.
@@ -212,8 +214,8 @@ class Crew:
         """
         with self.spans("wait"):
             try:
-                table = self.joined.meet([_WISHES.index(wish), counted, over], self._meanwhile)
-            except _LeftError:
+                table = self.joined.meet([_WISHES.index(wish), counted, over])
+            except LeftError:
                 return "stop"
         self.counted = float(table[0, 1])
         agreed = _WISHES[int(table[:, 0].max())]
@@ -284,11 +286,11 @@ class Crew:
         """While others are awaited: is there any use in it?"""
         self.check()
         if self.children and self.stop.requested():
-            raise _LeftError  # they end with us
+            raise LeftError  # they end with us
 
 
-class _LeftError(Exception):
-    """A meeting was left because this process has to stop."""
+class LeftError(Exception):
+    """An exchange was left because this process has to stop, and the others, its children, with it."""
 
 
 def resolve_workers(settings: RunSettings, place: Place | None) -> int:

@@ -53,6 +53,7 @@ from opencda_marl.core.torchrun import Place, launched
 from opencda_marl.crew import (
     Alone,
     Crew,
+    LeftError,
     Meeting,
     Start,
     device_of,
@@ -321,6 +322,8 @@ def _explained(crew: Alone | Crew, stop: StopRequest) -> Iterator[None]:
     """Whoever lost another worker says why that one went; and if all of them were asked to stop, that is why."""
     try:
         yield
+    except LeftError:
+        pass
     except WorkerError as error:
         if not stop.requested():
             raise crew.explained(error) from error

@@ -8,7 +8,7 @@ and from run to run, as long as their number stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,12 +24,15 @@ from opencda_marl.core.errors import WorkerError
 
 __all__ = ["ProcessGroup"]
 
-_POLL = 2e-4  # [s] between two looks at a meeting: short beside an episode, long beside a look
+_POLL = 5e-5  # [s] between two looks at an exchange: in torch's own wait nobody would hear Ctrl-C
 _LOOK = 0.1  # [s] between two calls of `meanwhile`
 
 
 class ProcessGroup:
     """One worker's end of the group; made by all of them at once, and blocks until all have.
+
+    `meanwhile` is called several times a second while another worker is awaited; what it raises ends the waiting, and
+    the group with it.
 
     Args:
         store: where they find each other.
@@ -56,6 +59,7 @@ class ProcessGroup:
         address: str | None = "127.0.0.1",
     ) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
+        self.meanwhile = _nothing
         with self._heard("come together"):
             gloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
             options = gloo._Options()
@@ -75,16 +79,10 @@ class ProcessGroup:
             WorkerError: one of them is gone, or does not answer.
         """
         with self._heard("add up gradients"):
-            self._sums.allreduce([flat]).wait()
+            self._wait(self._sums.allreduce([flat]))
 
-    def meet(
-        self, values: Sequence[float], meanwhile: Callable[[], None] = lambda: None
-    ) -> Float64[np.ndarray, "workers values"]:
+    def meet(self, values: Sequence[float]) -> Float64[np.ndarray, "workers values"]:
         """The same few numbers of all workers, by rank. The one call that may wait long.
-
-        Args:
-            values: of this worker.
-            meanwhile: called several times a second; what it raises ends the waiting.
 
         Raises:
             WorkerError: one of them is gone, or does not come within the timeout.
@@ -92,14 +90,7 @@ class ProcessGroup:
         own = torch.tensor(values, dtype=torch.float64)
         found = [torch.zeros_like(own) for _ in range(self.size)]
         with self._heard("meet"):
-            work = self._gloo.allgather([found], [own])
-            looked = time.monotonic()
-            while not work.is_completed():
-                time.sleep(_POLL)
-                if time.monotonic() - looked > _LOOK:
-                    meanwhile()
-                    looked = time.monotonic()
-            work.wait()
+            self._wait(self._gloo.allgather([found], [own]))
         return torch.stack(found).numpy()
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -111,7 +102,7 @@ class ProcessGroup:
         lengths, own = self._padded(data)
         found = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else []
         with self._heard("gather"):
-            self._gloo.gather([found] if self.rank == 0 else [], [own]).wait()
+            self._wait(self._gloo.gather([found] if self.rank == 0 else [], [own]))
         return [bytes(one.numpy()[:length]) for one, length in zip(found, lengths, strict=self.rank == 0)]
 
     def share(self, data: bytes) -> list[bytes]:
@@ -123,7 +114,7 @@ class ProcessGroup:
         lengths, own = self._padded(data)
         found = [torch.empty_like(own) for _ in range(self.size)]
         with self._heard("share rows"):
-            self._gloo.allgather([found], [own]).wait()
+            self._wait(self._gloo.allgather([found], [own]))
         return [one.numpy()[:length].tobytes() for one, length in zip(found, lengths, strict=True)]
 
     def broadcast(self, data: bytes | None) -> bytes:
@@ -134,12 +125,22 @@ class ProcessGroup:
         """
         with self._heard("begin"):
             length = torch.tensor([len(data or b"")])
-            self._gloo.broadcast(length, 0).wait()
+            self._wait(self._gloo.broadcast(length, 0))
             text = np.zeros(int(length), np.uint8) if data is None else np.frombuffer(data, np.uint8).copy()
             told = torch.from_numpy(text)
             if len(told):
-                self._gloo.broadcast(told, 0).wait()
+                self._wait(self._gloo.broadcast(told, 0))
         return bytes(told.numpy())
+
+    def _wait(self, work: Any) -> None:
+        """Until an exchange is over."""
+        looked = time.monotonic()
+        while not work.is_completed():
+            time.sleep(_POLL)
+            if time.monotonic() - looked > _LOOK:
+                self.meanwhile()
+                looked = time.monotonic()
+        work.wait()
 
     def _padded(self, data: bytes) -> tuple[list[int], Tensor]:
         """Everybody's lengths, and the data with what makes it as long as the longest."""
@@ -165,3 +166,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Leave; whoever still waits for this worker hears that it is gone. May be called twice."""
         self._sums = self._gloo = None  # its sockets close when torch's object goes
+
+
+def _nothing() -> None:
+    """There is nothing to look at while others are awaited."""

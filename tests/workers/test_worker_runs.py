@@ -94,13 +94,20 @@ def _hang(process: subprocess.Popen[bytes], helper: psutil.Process) -> tuple[int
     return WorkerError.exit_code, "it did not answer within 3 s"
 
 
+def _interrupt_beside_a_hung_one(process: subprocess.Popen[bytes], helper: psutil.Process) -> tuple[int, str]:
+    helper.suspend()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    return Interrupted.exit_code, "finished episodes are saved"
+
+
 def _orphan(process: subprocess.Popen[bytes], helper: psutil.Process) -> tuple[int, str]:
     process.kill()
     return -signal.SIGKILL, ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accident", [_kill, _hang, _orphan])
+@pytest.mark.parametrize("accident", [_kill, _hang, _interrupt_beside_a_hung_one, _orphan])
 def test_an_accident_ends_all_of_them(
     accident: Callable[[subprocess.Popen[bytes], psutil.Process], tuple[int, str]], tmp_path: Path
 ) -> None:
