@@ -79,6 +79,13 @@ def start_command(port: int) -> str:
 class Session:
     """One client and its world. In synchronous mode from its making until `close`.
 
+    Attributes:
+        lost: has anything failed? Then each further question would wait for its whole time-out.
+        notes: what was found when connecting, for people.
+        server_version: as the server says.
+        stands_in: is the server the stand-in?
+        blueprints, town: of the world.
+
     Args:
         settings: where the server is, and time-outs.
         xodr: the OpenDRIVE text of the world.
@@ -97,7 +104,7 @@ class Session:
         self._where = f"{settings.host}:{settings.port}"
         self._world: Any = None
         self._rendered = True
-        self._lost = False
+        self.lost = False
         self._ours = False  # is the server set up for us?
         self.notes: list[str] = []
         self._claim = _claim(self._where)
@@ -202,7 +209,7 @@ class Session:
         try:
             yield
         except RuntimeError as error:
-            self._lost = True
+            self.lost = True
             if "time-out" in str(error):
                 limit = self._settings.tick_timeout if seconds is None else seconds
                 raise DeadlineError(
@@ -233,7 +240,7 @@ class Session:
     def close(self) -> None:
         """Leave the server in asynchronous mode, without our actors; may be called twice."""
         world, self._world = self._world, None
-        if world is not None and self._ours and not self._lost:
+        if world is not None and self._ours and not self.lost:
             with suppress(RuntimeError):  # it died meanwhile
                 self._client.set_timeout(_CLOSE_SECONDS)
                 found = world.get_settings()

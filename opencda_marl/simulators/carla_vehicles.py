@@ -203,6 +203,9 @@ class Fleet:
 
     def leave(self, sensors: Sensors | None) -> None:
         """As `clear`, when the end is near: it does not matter if the server is gone."""
+        if self._session.lost:
+            self.forget()
+            return
         try:
             self.clear(sensors)
         except OpenCDAError:

@@ -298,6 +298,7 @@ class RemoteSimulator:
         if answer[:1] == _FAILED:
             name, message, fix = pickle.loads(answer[1:])
             self._closed = True
+            self._process.join(_FAREWELL_SECONDS)  # it closes its simulator, which may have a server to leave in order
             self._end()
             raise getattr(errors, name)(message, fix=fix)
         return answer

@@ -454,3 +454,15 @@ def test_a_server_that_is_stopped() -> None:
                 _drive(remote, 5)
             assert 0.9 < time.monotonic() - begun < 4.0
             os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_an_error_of_ours_leaves_the_server_asynchronous(server: StandIn) -> None:
+    remote = RemoteSimulator(_factory(server.port), deadline=20.0)
+    with closing(remote):
+        remote.reset(_everywhere(), 1)
+        _drive(remote, 2)
+        with pytest.raises(SimulatorError, match="was told to drive nan m/s"):
+            _drive(remote, 1, float("nan"))
+    with Raw(server.port) as client:
+        assert client.value("get_episode_settings")[0] is False
+    assert _counters(server)["actors"] == 1
