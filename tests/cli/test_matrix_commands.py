@@ -126,6 +126,24 @@ def test_runners_that_outlive_their_launcher_are_asked_themselves(typed: Typed, 
     assert sorted(file.name for file in (own / "control").iterdir()) == ["drain", "stop"]
 
 
+def test_a_runner_as_an_engine_starts_it(typed: Typed, tmp_path: Path) -> None:
+    """Its one cell has no settings: that fails, is written where all can read it, and the claim is given back."""
+    path = tmp_path / "m"
+    _made(path)
+    assert typed("matrix", "runner", str(path), "r001").code == 1
+    folder = MatrixFolder(path)
+    (cell,) = folder.read().cells
+    assert folder.read_launch(cell.id).failure == "config"
+    assert json.loads((path / "runners/r001/launcher.json").read_bytes())["phase"] == "ended"
+    assert sorted(file.name for file in (path / "claims").iterdir()) == [f"{cell.id}.1", f"{cell.id}.1.free"]
+    assert typed("matrix", "runner", str(path), "r002").code == 1  # a failed cell is left alone
+    assert folder.read_launch(cell.id).made == 1
+    with Writer(path, "r003"):
+        said = typed("matrix", "runner", str(path), "r003")
+    assert said.code == 20
+    assert "is being run by process" in said.err
+
+
 def test_names_of_options_are_whole_in_a_narrow_terminal(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = typed("matrix", "run", "--help").out
