@@ -1,4 +1,4 @@
-"""`opencda-marl carla-standin`: a test double of a CARLA server. Nothing is computed here."""
+"""`opencda-marl carla-standin`, a test double of a CARLA server, and `parity`. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["carla_standin"]
+__all__ = ["carla_standin", "parity"]
 
 
 def carla_standin(
@@ -38,3 +38,28 @@ def carla_standin(
         )
     )
     raise typer.Exit(code)
+
+
+def parity(
+    profile: Annotated[str, typer.Option("-t", "--profile", help="Of traffic, vehicles, server.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Over the profile.")] = None,
+    policy: Annotated[str, typer.Option(help="A run, a checkpoint, or a controller.")] = "full_speed",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the traffic; default: the first held-out one.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the tracks and the plot.")] = Path("runs/parity"),
+    config_root: Annotated[Path | None, typer.Option(help="Folder of profiles; default: the bundled ones.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """The same traffic and policy in SUMO and in CARLA: where they differ, as one table and one plot."""
+    from opencda_marl.cli_answers import emit, quiet_stdout
+    from opencda_marl.config import load_profile
+    from opencda_marl.display import make_console
+    from opencda_marl.display_results import show_parity
+    from opencda_marl.tools.parity import parity as measure
+
+    loaded = load_profile(profile, config_root=config_root, overrides=overrides or ())
+    with quiet_stdout(as_json):
+        answer = measure(policy, loaded.settings, folder=out, profile=loaded.name, seed=seed)
+    if as_json:
+        emit(answer)
+    else:
+        show_parity(make_console(stderr=False), answer)

@@ -22,7 +22,7 @@ import typer
 from opencda_marl import __version__
 from opencda_marl.cli_answers import answering, emit, quiet_stdout
 from opencda_marl.cli_benchmark import benchmark, report
-from opencda_marl.cli_carla import carla_standin
+from opencda_marl.cli_carla import carla_standin, parity
 from opencda_marl.cli_docker import docker_app
 from opencda_marl.cli_matrix import matrix_app
 from opencda_marl.cli_tables import name_tables
@@ -56,6 +56,7 @@ app.add_typer(docker_app, name="docker-carla")
 app.command()(benchmark)
 app.command()(report)
 app.command("carla-standin")(carla_standin)
+app.command("parity")(parity)
 
 ProfileName = Annotated[str, typer.Option("-t", "--profile", help="Profile, e.g. sumo-marl/intersection/quickstart.")]
 MaybeProfile = Annotated[str | None, typer.Option("-t", "--profile", help="Profile; see 'opencda-marl list profiles'.")]

@@ -137,6 +137,31 @@ def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
+def show_parity(console: Console, answer: Mapping[str, Any]) -> None:
+    """CARLA beside SUMO."""
+    names = {
+        "place_m": "place at the same progress, m",
+        "heading_deg": "heading at the same progress, degrees",
+        "speed_ms": "speed at the same progress, m/s",
+        "time_s": "time since departure at the same progress, s",
+        "place_at_time_m": "place at the same time, m",
+        "departure_s": "departure, s",
+    }
+    rows = [(text, *(number(answer[key][what], 2) for what in ("median", "p95", "max"))) for key, text in names.items()]
+    title = f"{answer['compared']} vehicles in both, seed {answer['seed']}: differences"
+    show_table(console, ("of", "median", "95 %", "largest"), rows, title=title)
+    sumo, carla = answer["figures"]["sumo"], answer["figures"]["carla"]
+    cells = [(key, number(sumo[key], 3), number(carla[key], 3)) for key in sumo]
+    cells += [(key, *(str(answer["ends"][name][key]) for name in ("sumo", "carla"))) for key in answer["ends"]["sumo"]]
+    show_table(console, ("figure", "SUMO", "CARLA"), cells)
+    said = (
+        "the frames agree"
+        if answer["frames_agree"]
+        else "the frames do NOT agree: a sign, an offset or an angle is wrong"
+    )
+    console.print(f"{said}. Plot: {answer['plot']}", markup=False, soft_wrap=True)
+
+
 def _preference(value: str | Sequence[float]) -> str:
     return value if isinstance(value, str) else " ".join(f"{weight:g}" for weight in value)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["density_plot", "learning_plot", "pooled", "profile_plot", "rolling", "traffic_plot"]
+__all__ = ["density_plot", "learning_plot", "parity_plot", "pooled", "profile_plot", "rolling", "traffic_plot"]
 
 _SMOOTH = 20  # episodes
 _MARKS = 6  # on the axis of minutes, about
@@ -266,6 +266,54 @@ def profile_plot(scores: Mapping[str, np.ndarray], out: Path) -> Path:
         axis.set_xlabel("success [%]")
         axis.set_ylabel("share of runs and densities above it")
         axis.legend(frameon=False, loc="lower left")
+    return out
+
+
+def parity_plot(
+    sumo: Mapping[str, np.ndarray],
+    carla: Mapping[str, np.ndarray],
+    errors: Mapping[str, np.ndarray],
+    step_length: float,
+    title: str,
+    out: Path,
+) -> Path:
+    """The same episode in two simulators: how far apart at the same progress; who is there, arrives, crashes, how fast.
+
+    Args:
+        sumo, carla: as `env.trajectory()` gives them.
+        errors: `progress` and `place` of each sample. [m]
+        step_length: [s].
+        title: a line above.
+        out: the PNG file.
+
+    Returns:
+        `out`.
+    """
+    with _drawing(out, 11.0, 7.0) as figure:
+        axes = figure.subplots(2, 2)
+        axes[0, 0].plot(errors["progress"], errors["place"], ".", ms=1.5, alpha=0.4, color=_CRASH, rasterized=True)
+        axes[0, 0].set_xlabel("progress along the route [m]")
+        axes[0, 0].set_ylabel("apart at the same progress [m]")
+        for name, tracks, colour in (("SUMO", sumo, "#2c5fa8"), ("CARLA", carla, "#8a5a00")):
+            steps = np.arange(1, int(tracks["step"].max()) + 1)
+            time, there = steps * step_length, np.bincount(tracks["step"], minlength=len(steps) + 1)[1:]
+            speeds = np.bincount(tracks["step"], weights=tracks["values"][:, Field.SPEED], minlength=len(steps) + 1)[1:]
+            mean = np.divide(speeds, there, out=np.full(len(steps), np.nan), where=there > 0)
+            axes[0, 1].plot(time, mean, color=colour, label=name)
+            axes[1, 0].plot(time, there, color=colour, label=name)
+            for ending, line in ((Ending.ARRIVED, "-"), (Ending.COLLIDED, ":")):
+                when = np.sort(tracks["end_step"][tracks["end_ending"] == ending]) * step_length
+                label = f"{name}, {ending.name.lower()}"
+                axes[1, 1].step(
+                    np.append(0.0, when), np.arange(len(when) + 1), line, where="post", color=colour, label=label
+                )
+        axes[0, 1].set_ylabel("mean speed [m/s]")
+        axes[1, 0].set_ylabel("vehicles on the road")
+        axes[1, 1].set_ylabel("vehicles so far")
+        for axis in (axes[0, 1], axes[1, 0], axes[1, 1]):
+            axis.set_xlabel("time [s]")
+            axis.legend(frameon=False, fontsize=8)
+        figure.suptitle(title)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
+from opencda_marl.core.run_folder import read_episodes, read_run
 from opencda_marl.standin import StandIn
 
 pytest.importorskip("carla")
@@ -50,7 +50,6 @@ def test_masac_trains_for_1200_steps(server: StandIn, tmp_path: Path) -> None:
     assert lines[-1]["updates_performed"] > 0
     assert all(line["removed"] == 0 and line["refused"] == 0 for line in lines)
     assert sum(line["departed"] for line in lines) > 20
-    assert read_metrics(run), "losses were written"
     facts = read_run(run)
     assert facts["init"]["backend"] == "carla (stand-in, a test double)"
     assert facts["init"]["simulator_versions"] == {"client": "0.9.16", "server": "0.9.16"}
