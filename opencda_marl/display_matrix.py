@@ -170,6 +170,10 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
             return f"{facts['steps_per_s']:.0f} steps/s with {counted(facts['cells'], 'cell')}: now {now} MPS"
         case "scaled":
             return f"{facts['steps_per_s']:.0f} steps/s with {facts['before']}: now {counted(facts['cells'], 'cell')}"
+        case "runner_placed":
+            return f"runner {facts['runner']}: handed to the engine"
+        case "runner_ended":
+            return f"runner {facts['runner']}: ended ({facts['how']})"
         case "leased":
             whose = f"{counted(facts['count'], 'cell')} belong to launchers of another machine that may be gone"
             return f"{whose}: taken over after {facts['seconds']:g} s without a sign of life"
