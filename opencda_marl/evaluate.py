@@ -217,6 +217,11 @@ def _under_its_rule(settings: RunSettings, name: str) -> RunSettings:
     network = SUMO_DRIVES[name]
     if network is None:
         return settings
+    if settings.simulator.backend == "carla":
+        raise ConfigError(
+            f"{name} is a rule that SUMO's drivers keep; in CARLA drivers take turns",
+            fix="leave this controller out; priority are the drivers that CARLA has here",
+        )
     if settings.scenario.network not in ("intersection", network):
         raise ConfigError(
             f"{name} needs a form of the crossing of its own, and there is none of {settings.scenario.network!r}",

@@ -101,6 +101,8 @@ def test_the_crossing_under_other_rules() -> None:
     assert found["all_way_stop"]["stops_per_vehicle"] > 0.5
     elsewhere = _settings()
     elsewhere = replace(elsewhere, scenario=replace(elsewhere.scenario, network="elsewhere.net.xml"))
+    with pytest.raises(ConfigError, match="signals is a rule that SUMO's drivers keep"):
+        evaluate("signals", settings=load_profile("momarl/intersection/mappo").settings, episodes=1)
     with pytest.raises(ConfigError, match="signals needs a form of the crossing of its own"):
         evaluate("signals", settings=elsewhere, seeds=seeds)
 

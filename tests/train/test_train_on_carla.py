@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from opencda_marl.config import from_run_folder
 from opencda_marl.core.run_folder import read_episodes, read_run
 from opencda_marl.standin import StandIn
 
@@ -108,3 +109,35 @@ def test_a_run_survives_each_failure_of_its_server_bit_for_bit(tmp_path: Path) -
     for kind in drill.KINDS:
         found = drill.trial(kind, tmp_path, kind.replace(" ", "_"), undisturbed)
         assert found["good"], found
+
+
+@pytest.mark.slow
+def test_the_launcher_gives_each_cell_its_server_and_starts_it_again_when_it_dies(tmp_path: Path) -> None:
+    """Two cells, two servers of the stand-in; the first start of one dies in the middle of training."""
+    from opencda_marl.launch.ports import is_free
+    from opencda_marl.standin import install
+
+    script = install(tmp_path / "carla", ["die@tick:150", ""])
+    base = next(port for port in range(21000, 30000, 20) if all(is_free(port + more) for more in range(13)))
+    matrix = tmp_path / "matrix"
+    settings = (
+        "max_steps=100",
+        "max_episodes=3",
+        "checkpoint_every=1",
+        "evaluation.final=false",
+        "learner.n_steps=100",
+    )
+    sets = [word for setting in settings for word in ("--set", setting)]
+    place = ("--parallel", "2", "--carla-bin", str(script), "--carla-rpc-port", str(base), "--retries", "simulator=3")
+    cells = ("--profiles", f"{CARLA}mappo", "--seeds", "0:2")
+    _typed("matrix", "run", str(matrix), *cells, *sets, *place)
+    runs = sorted(path.parent for path in matrix.rglob("run.json"))
+    assert len(runs) == 2
+    assert all(len(read_episodes(run)) == 3 for run in runs)
+    ports = {from_run_folder(run).carla.port for run in runs}
+    assert ports <= {base, base + 10}
+    attempts = [json.loads(file.read_text())["attempts"] for file in matrix.rglob("launch.json")]
+    kinds = [attempt["kind"] for listed in attempts for attempt in listed]
+    assert kinds.count("finished") == 2
+    assert {"simulator", "deadline"} & set(kinds), "the death was met, and the cell tried again"
+    assert all(is_free(base + 10 * slot) for slot in range(2)), "no server is left"
