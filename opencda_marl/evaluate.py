@@ -34,7 +34,7 @@ from opencda_marl.journal import objective_weights, recorded
 from opencda_marl.policies.catalogue import BUNDLED, find_bundled
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["Policy", "evaluate", "find_policy", "run_episodes"]
+__all__ = ["Policy", "evaluate", "find_policy", "run_episodes", "unshielded"]
 
 Act = Callable[[Observation], Action]
 
@@ -139,8 +139,13 @@ def evaluate(
     beside = []
     for index, rival in enumerate(rivals, start=1):
         heard = None if progress is None else _from(progress, index * len(chosen), len(chosen) * (1 + len(rivals)))
-        beside.append(evaluate(rival, settings=settings, seeds=chosen, progress=heard))
+        beside.append(evaluate(rival, settings=unshielded(settings), seeds=chosen, progress=heard))
     return {**answer, "comparison": judge([answer, *beside], found.name, rivals)}
+
+
+def unshielded(settings: RunSettings) -> RunSettings:
+    """Without the shield: it belongs to a policy, and drivers that a policy is compared with have none."""
+    return replace(settings, shield=replace(settings.shield, enabled=False))
 
 
 def _from(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:

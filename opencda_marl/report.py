@@ -215,6 +215,8 @@ def _measure(
         "trajectory_rate_vph": _shown(rates),
     }
     requests |= {name: _request(run, chosen.seeds, name, rates) for name in chosen.controllers}
+    for name in chosen.controllers:  # a shield belongs to the policy
+        requests[name]["jobs"][0]["overrides"] = ["shield.enabled=false"]
     # The dear ones first: whoever starts last should not need longest.
     answers = jobs(dict(sorted(requests.items(), key=lambda item: item[0] not in _DEAR)), "held-out traffic")
     label = f"{settings.algorithm} ({checkpoint.name})"

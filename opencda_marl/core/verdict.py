@@ -107,7 +107,8 @@ def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS)
         lines.append(f"not compared with {', '.join(missing)}")
     if found and min(one["vehicles"] for one in found) < _FEW:
         least = min(one["vehicles"] for one in found)
-        lines.append(f"(only {counted(least, 'vehicle')} at the least: rates are known to a point or two, not better)")
+        points = round(100.0 / max(1, least) ** 0.5)  # two standard errors of a rate of a half
+        lines.append(f"(only {counted(least, 'vehicle')}: rates are known to some {points} points at the worst)")
     return lines
 
 

@@ -35,6 +35,11 @@ class _Noting(dict[str, np.ndarray]):
         super().__init__(tensors)
         self.asked: set[str] = set()
 
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            self.asked.add(name)
+        return super().get(name, default)
+
     def __getitem__(self, name: str) -> np.ndarray:
         self.asked.add(name)
         return super().__getitem__(name)

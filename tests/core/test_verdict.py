@@ -65,4 +65,4 @@ def test_sentences() -> None:
     few = [_answer("mine", 0, 5, episodes=2), _answer("random", 0, 5, episodes=2)]
     said = in_words(judge(few, "mine"), rivals=["random"])
     assert said[0].startswith("cannot be told from random driving at 300 vph: no sure difference in who crashes (0.0")
-    assert said[1].startswith("(only 190 vehicles at the least")
+    assert said[1] == "(only 190 vehicles: rates are known to some 7 points at the worst)"

@@ -124,6 +124,16 @@ def test_rivals_drive_the_same_traffic(run: Path) -> None:
     json.dumps(answer)
 
 
+def test_a_shield_is_the_policys_alone(run: Path) -> None:
+    settings, seeds = _settings("shield.enabled=true"), range(9000, 9001)
+    bare = _settings()
+    answer = evaluate(run, settings=settings, seeds=seeds, rivals=["full_speed"])
+    alone = evaluate("full_speed", settings=bare, seeds=seeds)
+    assert alone["collision_rate"] > 0.0
+    assert answer["comparison"][0]["collision_rate"][1] == alone["collision_rate"]
+    assert evaluate("full_speed", settings=settings, seeds=seeds)["collision_rate"] < alone["collision_rate"]
+
+
 def test_held_out_traffic_is_not_that_of_training() -> None:
     settings = _settings()
     roads = make_roads(settings)

@@ -97,6 +97,8 @@ def test_the_checkpoint_is_chosen_on_other_seeds_than_it_is_reported_on(
         "random": [9000, 9003],
         "priority": [9000, 9003],
     }
+    assert jobs.asked["random"]["jobs"][0]["overrides"] == ["shield.enabled=false"]
+    assert "overrides" not in jobs.asked["policy"]["jobs"][0]
     assert jobs.asked["policy"]["jobs"][0]["policy"] == str(report.checkpoint)
     assert jobs.asked["policy"]["jobs"][0]["trajectory_rate_vph"] == 300.0
     assert [(row["policy"], row["rate_vph"]) for row in report.rows] == [
