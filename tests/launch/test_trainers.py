@@ -35,6 +35,8 @@ def test_a_fresh_cell_and_one_that_goes_on(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "opencda_marl.cli", "run"]
     assert argv(folder, one) == [*start, *fresh, *budgets]
     assert argv(folder, one, ["learner.update_mode=eager"])[-1] == "learner.update_mode=eager"
+    place = ["carla.host=127.0.0.1", "carla.port=2010"]
+    assert argv(folder, one, port=2010) == [*start, *fresh, *budgets, *place], "the slot's server"
     run.mkdir(parents=True)
     (run / ".lock").touch()
     (run / "config.yaml").touch()  # killed before it had written down what it is
@@ -43,6 +45,7 @@ def test_a_fresh_cell_and_one_that_goes_on(tmp_path: Path) -> None:
     run.mkdir()
     (run / "run.json").touch()
     assert argv(folder, one, ["learner.update_mode=eager"]) == [*start, "--resume", str(run), *budgets]
+    assert argv(folder, one, port=2010) == [*start, "--resume", str(run), *budgets, *place]
     (run / "run.json").unlink()
     (run / "checkpoints").mkdir()  # somebody took run.json away: what was trained stays
     assert argv(folder, one)[4] == "--resume"
