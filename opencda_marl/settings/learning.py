@@ -58,7 +58,7 @@ class MappoSettings(NetworkSettings):
     max_grad_norm: Annotated[float, Between(0, 1e6, open_low=True)] = 0.5  # of all weights together
     target_kl: Annotated[float | None, Between(0, 10, open_low=True)] = 0.03  # null: never stop an update early
     average_decay: Annotated[float, Between(0, 0.9999)] = (
-        0.0  # greedy driving uses an average of the weights; share of it that an update keeps; 0: the last weights
+        0.95  # greedy driving uses an average of the weights; share of it that an update keeps; 0: the last weights
     )
     critic: Literal["central", "local"] = "central"  # central: sees the scene (mean and max over everybody)
     initial_fraction: Annotated[float, Between(0.01, 0.99)] = 0.8  # first policy's mean, as a share of the envelope

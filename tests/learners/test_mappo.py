@@ -121,7 +121,7 @@ def test_greedy_acting_uses_the_average_of_the_weights() -> None:
     drawn = learner.act(observation, explore=True).extras["stored"]
     again = learner.act(observation, explore=False).values
     assert (greedy == again).all()
-    last = build(small("pcmappo"))
+    last = build(small("pcmappo", average_decay=0.0))
     last.load(LearnerState({k: v for k, v in saved.tensors.items() if k != "average"}, saved.values))
     assert (last.act(observation, explore=True).extras["stored"] == drawn).all()  # exploring is with the last weights
     assert (last.act(observation, explore=False).values != greedy).any()
@@ -132,7 +132,7 @@ def test_greedy_acting_uses_the_average_of_the_weights() -> None:
 
 def test_an_average_is_optional_in_a_checkpoint_of_weights() -> None:
     """A policy that was trained without one drives with its last weights under settings that ask for one."""
-    plain, world = build(small("mappo")), World(4)
+    plain, world = build(small("mappo", average_decay=0.0)), World(4)
     drive(plain, world, 3)
     asked = build(small("mappo", average_decay=0.9))
     asked.load(plain.state(), weights_only=True)
