@@ -86,6 +86,7 @@ def _carla(settings: RunSettings, roads: Roads, spans: Spans | None) -> Simulato
         made,
         deadline=3 * carla.tick_timeout + 5.0,
         patience=carla.connect_timeout + 3 * carla.load_timeout,
+        setting="carla.tick_timeout",
         spans=spans,
     )
 

@@ -180,6 +180,7 @@ class RemoteSimulator:
         factory: makes the simulator, in the child; picklable, e.g. `functools.partial(SumoSimulator, roads, …)`.
         deadline: [s] for a step.
         patience: [s] for what is not a step: start and reset.
+        setting: the name that a person raises the deadline by.
         spans: gets "tick" (waiting for the child) and "read" (all else).
 
     Raises:
@@ -194,10 +195,11 @@ class RemoteSimulator:
         *,
         deadline: float,
         patience: float = _SLOW_SECONDS,
+        setting: str = "simulator.deadline",
         spans: Spans | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._patience = max(patience, deadline)
+        self._patience, self._setting = max(patience, deadline), setting
         self._deadline = deadline
         self._spans = spans or Spans(enabled=False)
         self._closed = False
@@ -290,7 +292,7 @@ class RemoteSimulator:
                 self._end()
                 raise DeadlineError(
                     f"the simulator's process did not answer within {seconds:g} s while {self._doing}; it was ended",
-                    fix="start again from the last checkpoint (--resume); simulator.deadline sets the limit",
+                    fix=f"start again from the last checkpoint (--resume); {self._setting} sets the limit",
                 )
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError):

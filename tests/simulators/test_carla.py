@@ -270,6 +270,9 @@ def test_one_batch_one_tick_and_nothing_of_single_actors(server: StandIn) -> Non
         state, events = _drive(simulator, 100)
         after = _counters(server)
         assert state.alive.sum() == ROADS.routes
+        actors = simulator._session.ask("test", lambda world: world.get_actors().filter("vehicle.*"))
+        names = {actor.attributes["role_name"] for actor in actors}
+        assert names == {f"opencda-marl.e1.v{number}" for number in range(ROADS.routes)}
         calls = {name: count - before["calls"].get(name, 0) for name, count in after["calls"].items()}
         used = {name: count for name, count in calls.items() if count and not name.startswith("standin")}
         assert used == {"apply_batch": 100, "tick_cue": 100}
