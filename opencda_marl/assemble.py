@@ -22,9 +22,11 @@ from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.learners import LEARNERS
 from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.settings.run import RunSettings
+from opencda_marl.settings.traffic import WITH_SERVER
 from opencda_marl.simulators.carla import CarlaSimulator
 from opencda_marl.simulators.carla_map import read_map
 from opencda_marl.simulators.carla_session import check_client
+from opencda_marl.simulators.cosim import CosimSimulator
 from opencda_marl.simulators.demand import build_schedule
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.rehearsal import Rehearsal
@@ -70,17 +72,21 @@ def make_simulator(settings: RunSettings, roads: Roads, *, spans: Spans | None =
         SimulatorError: another simulation runs in this process; there is no server, or one that cannot be used.
         DeadlineError: the server does not answer.
     """
-    if settings.simulator.backend == "carla":
-        return _carla(settings, roads, spans)
+    if settings.simulator.backend in WITH_SERVER:
+        return _with_server(settings, roads, spans)
     return SumoSimulator(roads, settings.simulator, settings.scenario.vehicle, settings.demand, spans=spans)
 
 
-def _carla(settings: RunSettings, roads: Roads, spans: Spans | None) -> Simulator:
+def _with_server(settings: RunSettings, roads: Roads, spans: Spans | None) -> Simulator:
     carla, scenario = settings.carla, settings.scenario
     check_client()  # what is missing is said at once, and without a child
     xodr = read_map(scenario, roads.network)
-    step_length = settings.simulator.step_length
-    made = partial(CarlaSimulator, roads, xodr, carla, scenario.vehicle, settings.demand, step_length)
+    made: Callable[[], Simulator]
+    if settings.simulator.backend == "cosim":
+        made = partial(CosimSimulator, roads, xodr, carla, settings.simulator, scenario.vehicle, settings.demand)
+    else:
+        step_length = settings.simulator.step_length
+        made = partial(CarlaSimulator, roads, xodr, carla, scenario.vehicle, settings.demand, step_length)
     # the child's own deadlines come first, and say more; these are for a client that hangs or spins
     return RemoteSimulator(
         made,

@@ -13,7 +13,7 @@ from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.offpolicy import MasacSettings, Matd3Settings, OffPolicySettings
 from opencda_marl.settings.run import EvaluationSettings, RunSettings
-from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings
+from opencda_marl.settings.traffic import WITH_SERVER, DemandSettings, SimulatorSettings
 
 __all__ = ["Problem", "cross_check", "looks_like_path"]
 
@@ -82,7 +82,7 @@ def _workers(settings: RunSettings) -> Iterator[Problem]:
             "workers=1; mappo and pcmappo learn with several",
         )
         return
-    if settings.simulator.backend == "carla":
+    if settings.simulator.backend in WITH_SERVER:
         yield Problem(
             ("workers",), f"workers is {workers}, but there is one CARLA server", "workers=1; or simulator.backend=auto"
         )
@@ -118,12 +118,12 @@ def _simulator(simulator: SimulatorSettings) -> Iterator[Problem]:
 
 
 def _carla(settings: RunSettings) -> Iterator[Problem]:
-    if settings.simulator.backend != "carla":
+    if settings.simulator.backend not in WITH_SERVER:
         return
     if settings.simulator.gui:
         yield Problem(
             ("simulator", "gui"),
-            "simulator.gui is SUMO's window, but simulator.backend is carla",
+            f"simulator.gui is SUMO's window, but simulator.backend is {settings.simulator.backend}",
             "set carla.rendering to true, and start the server without -RenderOffScreen",
         )
     if settings.eval_every:

@@ -38,6 +38,7 @@ from opencda_marl.core.torchrun import Place
 from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.run import RunSettings
+from opencda_marl.settings.traffic import WITH_SERVER
 
 __all__ = [
     "Alone",
@@ -314,7 +315,7 @@ def resolve_workers(settings: RunSettings, place: Place | None) -> int:
     if asked != "auto":
         return asked
     own = settings.learner
-    if not isinstance(own, MappoSettings) or settings.simulator.gui or settings.simulator.backend == "carla":
+    if not isinstance(own, MappoSettings) or settings.simulator.gui or settings.simulator.backend in WITH_SERVER:
         return 1
     return max(1, min(int(cores()) // settings.threads, own.n_steps // _FEWEST, own.minibatch_size))
 

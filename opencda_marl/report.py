@@ -24,6 +24,7 @@ from opencda_marl.core.verdict import in_words, judge
 from opencda_marl.journal import held_out_score, recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
+from opencda_marl.settings.traffic import WITH_SERVER
 
 __all__ = [
     "COLUMNS",
@@ -96,7 +97,7 @@ def final_report(
 
 def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> Report:
     settings = from_run_folder(run)
-    if settings.simulator.backend == "carla":
+    if settings.simulator.backend in WITH_SERVER:
         at_once = 1  # a server has one clock
     with StopRequest() as stop:
 

@@ -40,7 +40,7 @@ __all__ = ["Cell", "Family", "Request", "expand", "family", "fingerprint", "read
 
 Family = Literal["sumo", "carla"]
 
-_CARLA = "momarl/intersection/"
+_CARLA = ("momarl/intersection/", "momarl-cosim/intersection/")
 _ID = 12  # hexadecimal digits
 _MOST = 100_000  # cells
 _SHOWN = 5  # wrong cells in one message

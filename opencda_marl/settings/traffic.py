@@ -9,6 +9,7 @@ from opencda_marl.settings.bounds import Between
 
 __all__ = [
     "CARLA_VERSION",
+    "WITH_SERVER",
     "DemandSettings",
     "PeakSettings",
     "ScenarioSettings",
@@ -18,6 +19,9 @@ __all__ = [
 
 CARLA_VERSION = "0.9.16"
 """Of server and client: the only one that is used."""
+
+WITH_SERVER = ("carla", "cosim")
+"""Backends that need a CARLA server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class ScenarioSettings:
 class SimulatorSettings:
     """The backend that moves the vehicles."""
 
-    backend: Literal["auto", "libsumo", "traci", "carla"] = "auto"  # auto: libsumo, else the slower traci
+    backend: Literal["auto", "libsumo", "traci", "carla", "cosim"] = "auto"  # auto: libsumo, else the slower traci
     step_length: Annotated[float, Between(0.01, 1.0)] = 0.05  # [s]
     gui: bool = False  # sumo-gui, through TraCI
     deadline: Annotated[float, Between(0.1, 1e6)] = 30.0  # [s] for an answer of a SUMO process; none with a gui

@@ -28,16 +28,13 @@ from opencda_marl.simulators.boxes import touching
 from opencda_marl.simulators.carla_control import MEMORY, READING, decide, follow, gains
 from opencda_marl.simulators.carla_map import check_roads, entries
 from opencda_marl.simulators.carla_reading import RAW, settle, take_in
-from opencda_marl.simulators.carla_session import Session
+from opencda_marl.simulators.carla_session import STAND_IN_SAID, Session
 from opencda_marl.simulators.carla_vehicles import Arrival, Fleet, Place, Sensors
 from opencda_marl.simulators.endings import End, book_ends
 from opencda_marl.simulators.right_of_way import Drivers
 
 __all__ = ["CarlaSimulator"]
 
-_DOUBLE = (
-    "the server is the stand-in, a test double: it shows nothing of CARLA's physics, speed or memory (docs/carla.md)"
-)
 _BELOW = 3.0  # [m] under the road: it fell off
 _EMERGENCY = 9.0  # [m/s^2] braking of drivers that are not ours, as in SUMO
 _REFERENCE, _PATH_ERROR = MEMORY.index("reference"), MEMORY.index("path_error")
@@ -107,7 +104,7 @@ class CarlaSimulator:
 
     def _describe(self, slots: int) -> SimulatorInfo:
         session, fleet, vehicle = self._session, self._fleet, self._vehicle
-        notes = [_DOUBLE] if session.stands_in else []
+        notes = [STAND_IN_SAID] if session.stands_in else []
         notes += session.notes
         if max(abs(fleet.length - vehicle.length), abs(fleet.width - vehicle.width)) > 0.3:
             notes.append(

@@ -23,13 +23,17 @@ from opencda_marl.settings.carla import CarlaSettings
 from opencda_marl.settings.traffic import CARLA_VERSION
 from opencda_marl.simulators.wheels import wheel_version
 
-__all__ = ["ROLE", "STAND_IN", "Session", "check_client", "import_client"]
+__all__ = ["ROLE", "STAND_IN", "STAND_IN_SAID", "Session", "check_client", "import_client"]
 
 ROLE = "opencda-marl."
 """Role names of our actors begin so: what a killed process left behind is found by it."""
 
 STAND_IN = "static.prop.standin"
 """A blueprint that only the stand-in server has."""
+
+STAND_IN_SAID = (
+    "the server is the stand-in, a test double: it shows nothing of CARLA's physics, speed or memory (docs/carla.md)"
+)
 
 _ALONE_SECONDS = 1.0  # [s] a synchronous server that stands still for so long is nobody's
 _CLOSE_SECONDS = 3.0  # [s] for an answer when leaving

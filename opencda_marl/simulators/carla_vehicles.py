@@ -70,11 +70,12 @@ class Fleet:
         orders = [self._command.ApplyVehicleControl(0, self._carla.VehicleControl()) for _ in range(slots)]
         self._orders: list[Any] = orders
         self._pedals: list[Any] = [order.control for order in orders]
+        self.box = (0.0, 0.0)  # [m] its middle, ahead and to the right of the actor's place
         self._measure(at)
 
     def _measure(self, at: Place) -> None:
         """Box, wheelbase and steering angle of the blueprint: one vehicle is spawned for that."""
-        (answer,) = self._session.batch([self._spawning(at, _HIGH)])
+        (answer,) = self._session.batch([self.spawning(at, _HIGH)])
         if answer.error:
             raise SimulatorError(
                 f"CARLA cannot spawn a {self._settings.blueprint}: {answer.error}",
@@ -124,6 +125,18 @@ class Fleet:
 
     # ---------------------------------------------------------------- coming and going
 
+    def mirroring(self, slot: int, place: Place) -> Any:
+        """The command that puts the vehicle of a slot there, on the road."""
+        return self._command.ApplyTransform(self._actors[slot], self._transform(place, 0.0))
+
+    def pushing(self, slot: int, place: Place) -> Any:
+        """The command that gives the vehicle of a slot the speed of a place."""
+        return self._command.ApplyTargetVelocity(self._actors[slot], self._velocity(place))
+
+    def aboard(self, slot: int) -> bool:
+        """Has this slot an actor?"""
+        return self._actors[slot] != 0
+
     def board(self, slot: int, actor: int) -> None:
         """An actor has this slot now."""
         self._actors[slot] = actor
@@ -145,7 +158,7 @@ class Fleet:
         Returns:
             who is on the road now with its actor, and how many tries were refused.
         """
-        leaving = [self._command.DestroyActor(actor) for actor in self._dismiss(gone, sensors)]
+        leaving = [self._command.DestroyActor(actor) for actor in self.dismiss(gone, sensors)]
         waiting: list[tuple[Arrival, Place]] = []
         for arrival, place in zip(arrivals, places, strict=True):
             arrival.pause -= 1
@@ -155,7 +168,7 @@ class Fleet:
         refused = 0
         for attempt in range(self._settings.spawn_tries):
             lift = self._settings.spawn_height + attempt * self._settings.spawn_lift
-            commands = leaving + [self._spawning(place, lift) for _, place in waiting]
+            commands = leaving + [self.spawning(place, lift) for _, place in waiting]
             if not commands:
                 break
             answers = self._session.batch(commands)[len(leaving) :]
@@ -173,20 +186,24 @@ class Fleet:
             sensors.attach([actor for _, actor in spawned])
         return spawned, refused
 
-    def _spawning(self, place: Place, lift: float) -> Any:
-        carla = self._carla
+    def spawning(self, place: Place, lift: float) -> Any:
+        """The command that puts a vehicle there, so much above the road [m], at its speed."""
         self._blueprint.set_attribute("role_name", ROLE + place.name)
-        yaw = math.radians(place.yaw)
-        cos, sin = math.cos(yaw), math.sin(yaw)
-        box = getattr(self, "box", (0.0, 0.0))
-        location = carla.Location(
-            place.x - box[0] * cos + box[1] * sin, place.y - box[0] * sin - box[1] * cos, place.z + lift
-        )
-        command = self._command.SpawnActor(self._blueprint, carla.Transform(location, carla.Rotation(yaw=place.yaw)))
-        velocity = carla.Vector3D(place.speed * cos, place.speed * sin, 0.0)
-        return command.then(self._command.ApplyTargetVelocity(self._command.FutureActor, velocity))
+        command = self._command.SpawnActor(self._blueprint, self._transform(place, lift))
+        return command.then(self._command.ApplyTargetVelocity(self._command.FutureActor, self._velocity(place)))
 
-    def _dismiss(self, slots: list[int], sensors: Sensors | None) -> list[int]:
+    def _velocity(self, place: Place) -> Any:
+        yaw = math.radians(place.yaw)
+        return self._carla.Vector3D(place.speed * math.cos(yaw), place.speed * math.sin(yaw), 0.0)
+
+    def _transform(self, place: Place, lift: float) -> Any:
+        carla, yaw = self._carla, math.radians(place.yaw)
+        cos, sin = math.cos(yaw), math.sin(yaw)
+        ahead, right = self.box
+        x, y = place.x - ahead * cos + right * sin, place.y - ahead * sin - right * cos
+        return carla.Transform(carla.Location(x, y, place.z + lift), carla.Rotation(yaw=place.yaw))
+
+    def dismiss(self, slots: list[int], sensors: Sensors | None) -> list[int]:
         """Actors that go with these slots, sensors first."""
         actors = [self._actors[slot] for slot in slots]
         for slot, actor in zip(slots, actors, strict=True):
@@ -196,7 +213,7 @@ class Fleet:
 
     def clear(self, sensors: Sensors | None) -> None:
         """Nobody is on the road any more."""
-        actors = self._dismiss(sorted(self._slot_of.values()), sensors)
+        actors = self.dismiss(sorted(self._slot_of.values()), sensors)
         if actors:
             self._session.batch([self._command.DestroyActor(actor) for actor in actors])
             self._session.tick()  # a real server takes them off the road in the next step

@@ -30,6 +30,7 @@ Readings = tuple[
 _PORT_TRIES = 5
 _CONNECT_SECONDS = 30.0
 _CLOSE_SECONDS = 2.0
+_ON_ITS_ROUTE = 1  # moveToXY's keepRoute
 _REMOVED_BY_US = 3  # libsumo.constants.REMOVE_VAPORIZED
 
 
@@ -92,6 +93,9 @@ class Link(Protocol):
 
     def remove(self, name: str) -> None:
         """Take a vehicle off the road at once."""
+
+    def move(self, name: str, x: float, y: float, angle: float) -> None:
+        """Have a vehicle's front bumper there, turned so [deg], at the end of the coming step; it keeps its route."""
 
     def write(self, names: list[str], speeds: list[float]) -> None:
         """Target speeds; -1 gives control back."""
@@ -174,6 +178,9 @@ class LibsumoLink:
 
     def remove(self, name: str) -> None:
         self._sumo.vehicle.remove(name, _REMOVED_BY_US)
+
+    def move(self, name: str, x: float, y: float, angle: float) -> None:
+        self._sumo.vehicle.moveToXY(name, "", -1, x, y, angle, _ON_ITS_ROUTE)
 
     def write(self, names: list[str], speeds: list[float]) -> None:
         set_speed = self._set_speed
@@ -352,6 +359,9 @@ class TraciLink:
     def remove(self, name: str) -> None:
         self._connection.vehicle.unsubscribe(name)
         self._connection.vehicle.remove(name, _REMOVED_BY_US)
+
+    def move(self, name: str, x: float, y: float, angle: float) -> None:
+        self._connection.vehicle.moveToXY(name, "", -1, x, y, angle, _ON_ITS_ROUTE)
 
     def write(self, names: list[str], speeds: list[float]) -> None:
         set_speed = self._connection.vehicle.setSpeed

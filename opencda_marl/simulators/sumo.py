@@ -12,10 +12,10 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from opencda_marl.core.errors import ConfigError, DeadlineError, SimulatorError
-from opencda_marl.core.frames import centre_of_front
+from opencda_marl.core.frames import centre_of_front, sumo_angle
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
@@ -216,6 +216,37 @@ class SumoSimulator:
                 f"SUMO failed in step {step} of episode {episode}: {self._last_words(error)}",
                 fix="start again from the last checkpoint (--resume); if it repeats, run `opencda-marl doctor`",
             ) from error
+
+    def place(
+        self, slots: list[int], fronts: Float64[np.ndarray, "vehicles 2"], headings: Float64[np.ndarray, " vehicles"]
+    ) -> None:
+        """Have vehicles where another simulator has them, at the end of the coming step.
+
+        Args:
+            slots: of vehicles on the road.
+            fronts: middles of their front bumpers. [m]
+            headings: [rad]
+        """
+        places = (fronts + np.array(self.roads.origin)).tolist()
+        for slot, (x, y), angle in zip(slots, places, sumo_angle(headings).tolist(), strict=True):
+            self._link.move(self._names[slot], x, y, angle)
+
+    def take_out(self, slots: list[int]) -> None:
+        """Remove vehicles; the next step reports their end."""
+        for slot in slots:
+            self._link.remove(self._names[slot])
+
+    def crash(self, pairs: list[tuple[int, int]], events: Events) -> None:
+        """End vehicles that another simulator saw touch, in the step that these events are of.
+
+        Args:
+            pairs: of slots.
+            events: of the last step; completed.
+        """
+        before = zip(events.slots.tolist(), map(Ending, events.endings.tolist()), events.partners.tolist(), strict=True)
+        ends = [(*told, reason) for told, reason in zip(before, events.reasons, strict=True)]
+        ends += self._collide([(self._names[one], self._names[other]) for one, other in pairs])
+        self._ended = book_ends(self._state, ends, events)
 
     def _free_ended(self) -> None:
         for slot in self._ended:

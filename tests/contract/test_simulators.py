@@ -47,33 +47,33 @@ FACTORIES: dict[str, Callable[[], Simulator]] = {
     "remote": partial(RemoteSimulator, _sumo("libsumo"), deadline=30.0),
     "traci": _sumo("traci"),
 }
-BOUNDS = {"carla": PEDALS}
+BOUNDS = {"carla": PEDALS, "cosim": PEDALS}
+
+
+def _served(name: str, port: int) -> Callable[[], Simulator]:
+    from opencda_marl.simulators.carla import CarlaSimulator
+    from opencda_marl.simulators.cosim import CosimSimulator
+
+    carla, xodr = CarlaSettings(port=port), read_map(ScenarioSettings(), ROADS.network)
+    more = (VehicleSettings(), DemandSettings())
+    if name == "cosim":
+        return partial(CosimSimulator, ROADS, xodr, carla, SimulatorSettings(), *more)
+    return partial(CarlaSimulator, ROADS, xodr, carla, *more, 0.05)
 
 
 @contextmanager
-def _carla() -> Iterator[Simulator]:
+def _with_server(name: str) -> Iterator[Simulator]:
     """The real client in a child process, against the stand-in, which is a test double."""
     pytest.importorskip("carla")
-    from opencda_marl.simulators.carla import CarlaSimulator
-
-    with StandIn() as server:
-        settings = CarlaSettings(port=server.port)
-        xodr = read_map(ScenarioSettings(), ROADS.network)
-        made = RemoteSimulator(
-            partial(CarlaSimulator, ROADS, xodr, settings, VehicleSettings(), DemandSettings(), 0.05), deadline=30.0
-        )
-        with closing(made):
-            yield made
+    with StandIn() as server, closing(RemoteSimulator(_served(name, server.port), deadline=30.0)) as made:
+        yield made
 
 
-@pytest.fixture(scope="module", params=[*FACTORIES, "carla"])
+@pytest.fixture(scope="module", params=[*FACTORIES, *BOUNDS])
 def backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, Simulator]]:
-    if request.param == "carla":
-        with _carla() as simulator:
-            yield request.param, simulator
-        return
-    with closing(FACTORIES[request.param]()) as simulator:
-        yield request.param, simulator
+    name = request.param
+    with _with_server(name) if name in BOUNDS else closing(FACTORIES[name]()) as simulator:
+        yield name, simulator
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
