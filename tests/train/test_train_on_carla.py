@@ -71,6 +71,18 @@ def test_the_other_learners_train(server: StandIn, tmp_path: Path, algorithm: st
 
 
 @pytest.mark.slow
+def test_a_learner_trains_in_sumo_and_carla_at_once(server: StandIn, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    small = ("max_steps=600", "max_episodes=2", "evaluation.final=false", "learner.n_steps=200")
+    _typed("run", "-t", "momarl-cosim/intersection/mappo", "--out", str(run), f"carla.port={server.port}", *small)
+    lines = read_episodes(run)
+    assert lines[-1]["updates_performed"] > 0
+    assert all(line["removed"] == 0 and line["refused"] == 0 for line in lines)
+    assert sum(line["arrived"] for line in lines) > 0
+    assert read_run(run)["init"]["backend"] == "libsumo and carla, stand-in, a test double"
+
+
+@pytest.mark.slow
 def test_a_policy_from_sumo_drives_and_learns_on_in_carla(server: StandIn, tmp_path: Path) -> None:
     made = tmp_path / "sumo"
     short = ("max_steps=300", "max_episodes=2", "evaluation.final=false")
