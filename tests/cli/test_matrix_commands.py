@@ -38,6 +38,7 @@ def test_a_dry_run_shows_cells_and_slots_and_writes_nothing(typed: Typed, tmp_pa
 
 
 def test_the_documented_command_line_for_carla(typed: Typed, tmp_path: Path) -> None:
+    pytest.importorskip("carla")
     page = ("--parallel", "8", "--cuda-visible-devices", "0,1", "--carla-gpus", "0,1", "--carla-rpc-port", "2000")
     profiles = ",".join(f"{CARLA}{name}" for name in ("mappo", "pcmappo", "masac", "pcmasac", "matd3"))
     more = ("--profiles", profiles, "--seeds", "0:2", "--cuda-graph-update", "--keep-carla", "--json")
@@ -64,6 +65,7 @@ def test_cells_without_a_client_fail_with_one_line_and_no_server(
 
 
 def test_a_lone_run_without_a_server_says_how_to_start_one(typed: Typed, tmp_path: Path) -> None:
+    pytest.importorskip("carla")
     said = typed("run", "-t", f"{CARLA}masac", "carla.port=2777", "--out", str(tmp_path / "r"))
     assert said.code == 10
     assert "there is no server on 127.0.0.1:2777" in said.err

@@ -69,7 +69,7 @@ def _with_server(name: str) -> Iterator[Simulator]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[*FACTORIES, *BOUNDS])
+@pytest.fixture(scope="module", params=[*FACTORIES, "carla", pytest.param("cosim", marks=pytest.mark.slow)])
 def backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, Simulator]]:
     name = request.param
     with _with_server(name) if name in BOUNDS else closing(FACTORIES[name]()) as simulator:
