@@ -39,8 +39,6 @@ def orthogonal(
 def linear(parameters: Parameters, prefix: str, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
     """x W + b, with W [inputs, outputs] in `<prefix>weight` and b in `<prefix>bias`."""
     weight, bias = parameters[prefix + "weight"], parameters[prefix + "bias"]
-    if x.ndim == 2 and weight.shape[-1] <= _FEW:
-        return (weight.t() @ x.t()).t() + bias
     if torch.compiler.is_compiling():
         return x @ weight + bias  # the sum is fused with what comes after
     return torch.addmm(bias, x, weight) if x.ndim == 2 else x @ weight + bias
