@@ -108,7 +108,10 @@ def trial(kind: str, folder: Path, name: str, undisturbed: ChildRun) -> dict[str
             failed = time.monotonic()
             if kind != "hang in tick":
                 os.kill(server.process.pid, getattr(signal, kind))
-            code = process.wait(DEADLINE + 30.0)
+            try:
+                code: int | None = process.wait(DEADLINE + 30.0)
+            except subprocess.TimeoutExpired:  # a trial that went wrong; the others are still to be made
+                code = None
             detected = time.monotonic() - failed
         finally:
             if process.poll() is None:
