@@ -139,6 +139,7 @@ class Impatient:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Impatient())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background ignores it
 from opencda_marl.cli import main
 main(["config", "show", "-t", {QUICKSTART!r}])
 """

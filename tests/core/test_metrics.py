@@ -56,6 +56,8 @@ def test_one_episode() -> None:
         "congested": False,
         "overridden_share": 0.025,
         "return": -14.0 / 19,
+        "stops_per_vehicle": None,  # not counted in this record
+        "mean_jerk": None,
     }
 
 

@@ -75,4 +75,4 @@ def test_off_is_free() -> None:
 
 
 def test_the_loop_names_them_in_the_order_of_a_step() -> None:
-    assert SPANS == ("tick", "read", "observe", "act", "reward", "store", "update", "metrics")
+    assert SPANS == ("tick", "read", "observe", "act", "reward", "store", "update", "wait", "metrics")

@@ -10,9 +10,10 @@ from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 from scripted import CONFLICTS, ROADS, ScriptedSimulator, schedule_of
 
+from opencda_marl.core import conflicts
 from opencda_marl.core.spec import Action
 from opencda_marl.core.state import Driver
-from opencda_marl.env import conflicts, driving, near_miss, neighbours, observe, reward
+from opencda_marl.env import driving, near_miss, neighbours, observe, reward
 from opencda_marl.env.book import Book
 from opencda_marl.env.command import Commander
 from opencda_marl.env.controllers import make_controller

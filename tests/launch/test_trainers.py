@@ -121,7 +121,9 @@ def test_every_error_of_the_tree_has_a_class_of_its_own() -> None:
         for name in errors.__all__
         if isinstance(kind := getattr(errors, name), type) and kind is not errors.OpenCDAError
     ]
-    assert len(set(kinds)) == len(kinds)
+    # a worker that died counts as whoever was killed: both go on from what was saved
+    assert kinds.count("signal") == 2
+    assert len(set(kinds)) == len(kinds) - 1
     assert "error" not in kinds
     assert kind_of(errors.OpenCDAError("x")) == "error"
 
