@@ -24,8 +24,11 @@ def carla_standin(
     xodr: Annotated[Path | None, typer.Option(help="OpenDRIVE file of the first world; default: a straight.")] = None,
 ) -> None:
     """Serve as a CARLA server would, without CARLA: a test double that drives simple vehicles."""
+    from opencda_marl.core.errors import ConfigError
     from opencda_marl.standin.process import Options, serve
 
+    if rpc_port and streaming_port == rpc_port:
+        raise ConfigError(f"--rpc-port and --streaming-port are both {rpc_port}", fix="leave --streaming-port out")
     code = serve(
         Options(
             rpc_port=rpc_port,

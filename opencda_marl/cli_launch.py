@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from opencda_marl.launch.engines import Engine
     from opencda_marl.launch.folder import Matrix, MatrixFolder, Writer
     from opencda_marl.launch.gpus import Gpu
     from opencda_marl.launch.launcher import Launcher, Result
@@ -38,19 +39,40 @@ def launch(plan: Plan, console: Console) -> Result:
     Raises:
         OpenCDAError: it cannot be run, or not to its end.
     """
+    from opencda_marl.core.errors import StorageError
+    from opencda_marl.core.files import typed
+
+    options, engine = plan.matrix.options, None
+    if options.engine != "local":  # what it refuses leaves nothing behind
+        from opencda_marl.launch.engines import make_engine
+        from opencda_marl.launch.folder import MatrixFolder
+
+        engine = make_engine(options.engine, MatrixFolder(plan.folder), plan.matrix, options.engine_set)
+    try:
+        return _launched(plan, console, engine)
+    except StorageError as error:
+        again = f"type the command again, or: opencda-marl matrix run {typed(plan.folder)}"
+        fix = (error.fix or again).replace("continue with --resume", again)
+        raise StorageError(error.message, fix=fix) from error
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _launched(plan: Plan, console: Console, engine: Engine | None) -> Result:
     from opencda_marl.display_matrix import MatrixDisplay, show_slots
     from opencda_marl.launch.folder import Writer
     from opencda_marl.launch.request import gpu_notes, slot_table
 
-    matrix, local = plan.matrix, plan.matrix.options.engine == "local"
+    matrix, local = plan.matrix, engine is None
     gpus, most = _machine(matrix)
     with Writer(plan.folder) as folder:
         folder.write_settings(plan.settings)
         folder.write(matrix)
         for note in (*plan.notes, *(gpu_notes(matrix.options, gpus) if local else ())):
             console.print(f"note: {note}", markup=False, soft_wrap=True)
-        if not local:
-            return _dispatch(folder, matrix, console)
+        if engine is not None:
+            return _dispatch(folder, matrix, engine, console)
         show_slots(console, slot_table(matrix, min(most, max(1, len(matrix.cells))), gpus))
         with MatrixDisplay(console) as display:
             return _launcher(folder, matrix, display, most).run()
@@ -75,14 +97,11 @@ def run_runner(folder: Path, name: str, console: Console) -> Result:
         return _launcher(own, matrix, display, _machine(matrix)[1], shared=True).run()
 
 
-def _dispatch(folder: Writer, matrix: Matrix, console: Console) -> Result:
+def _dispatch(folder: Writer, matrix: Matrix, engine: Engine, console: Console) -> Result:
     from opencda_marl.display_matrix import MatrixDisplay
     from opencda_marl.launch.dispatch import Dispatch
-    from opencda_marl.launch.engines import make_engine
 
-    options = matrix.options
-    engine = make_engine(options.engine, folder, matrix, options.engine_set)
-    count = options.runners or max(1, engine.runners())
+    count = matrix.options.runners or max(1, engine.runners())
     with MatrixDisplay(console) as display:
         return Dispatch(folder, matrix, engine, listener=display, count=count).run()
 

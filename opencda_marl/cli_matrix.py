@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,7 +56,8 @@ def matrix_run(
     retries: Annotated[list[str] | None, typer.Option(metavar="CLASS=N", help="Failures forgiven; repeat.")] = None,
     deadline: Annotated[list[str] | None, typer.Option(metavar="PHASE=S", help="Seconds of silence; repeat.")] = None,
     engine: Annotated[
-        Literal["local", "ray", "slurm"] | None, typer.Option(help="Who places runners; default: none, this machine.")
+        Literal["local", "ray", "slurm"] | None,
+        typer.Option(help="Who places runners; default: local."),
     ] = None,
     runners: Annotated[int | None, typer.Option(metavar="N", help="Runners at once, for --engine.")] = None,
     engine_set: Annotated[
@@ -65,12 +67,15 @@ def matrix_run(
 ) -> None:
     """Train all cells of a matrix; typed again it does what is left."""
     from opencda_marl.cli_tables import name_tables
-    from opencda_marl.launch.plan import numbered, parse_counts, parse_values
+    from opencda_marl.launch.checks import check
+    from opencda_marl.launch.plan import cards, numbered, parse_counts, parse_values
     from opencda_marl.launch.request import Asked, prepare
 
     given = {
         "parallel": None if parallel is None else _parallel(parallel),
-        "cuda_visible_devices": None if cuda_visible_devices is None else _words(cuda_visible_devices),
+        "cuda_visible_devices": None
+        if cuda_visible_devices is None
+        else cards(cuda_visible_devices, "--cuda-visible-devices"),
         "carla_gpus": None if carla_gpus is None else numbered(carla_gpus, "--carla-gpus"),
         "carla_rpc_port": carla_rpc_port,
         "carla_restart_mode": carla_restart_mode,
@@ -88,6 +93,7 @@ def matrix_run(
     named = tuple(_words(profiles)) if profiles is not None else ()
     asked = Asked(target, out, named, seeds, tuple(settings or ()), config_root, given)
     plan = prepare(asked, name_tables())
+    plan = replace(plan, notes=(*plan.notes, *check(plan, given, missing(plan.matrix))))
     if dry_run:
         _show_plan(plan, as_json)
         return
@@ -126,6 +132,7 @@ def _console(as_json: bool) -> Console:
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
     from opencda_marl.display_matrix import show_plan
+    from opencda_marl.launch.checks import engine_note
     from opencda_marl.launch.folder import MatrixFolder
     from opencda_marl.launch.gpus import find_gpus
     from opencda_marl.launch.request import gpu_notes, slot_table
@@ -150,10 +157,10 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     ]
     notes = [*plan.notes, *gpu_notes(matrix.options, gpus), *(str(error) for error in missing(matrix).values())]
     if matrix.options.engine != "local":
-        notes.insert(0, f"each runner that {matrix.options.engine} places has these slots")
+        notes.insert(0, engine_note(matrix.options))
     answer = {
         "name": matrix.name,
-        "folder": str(plan.folder),
+        "folder": str(plan.folder.absolute()),
         "cells": cells,
         "slots": slot_table(matrix, min(most, max(1, len(cells))), gpus),
         "notes": notes,
@@ -183,14 +190,14 @@ def _answer(plan: Plan, result: Result, as_json: bool) -> None:
         if as_json:
             raise typer.Exit(Interrupted.exit_code)
         raise Interrupted(
-            "stopped; every finished episode up to the last boundary is saved",
+            "stopped before everything was done; every finished episode up to the last boundary is saved",
             fix=f"continue with: opencda-marl matrix run {where}",
         )
 
 
 def _outcome(folder: Path, result: Result) -> dict[str, Any]:
     return {
-        "folder": str(folder),
+        "folder": str(folder.absolute()),
         "total": result.total,
         "finished": result.finished,
         "failed": list(result.failed),
@@ -358,6 +365,7 @@ def matrix_retry(
 ) -> None:
     """Give failed cells a fresh budget of retries."""
     from opencda_marl.core.run_folder import typed
+    from opencda_marl.core.speech import counted
     from opencda_marl.launch.folder import Writer
     from opencda_marl.launch.status import find_cell
 
@@ -373,7 +381,7 @@ def matrix_retry(
             for cell in failed:
                 writer.forgive(cell.id)
                 _ask(there, None, runners, f"retry-{cell.id}")
-    said = f"{len(failed)} failed cells begin anew"
+    said = f"{counted(len(failed), 'failed cell')} {'begins' if len(failed) == 1 else 'begin'} anew"
     if owner is None and failed:
         said += f"; next: opencda-marl matrix run {typed(folder)}"
     _said(as_json, {"launcher": owner, "cells": [cell.id for cell in failed]}, said)

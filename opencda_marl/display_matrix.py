@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from opencda_marl.core.run_folder import ACTIVE_PHASES
-from opencda_marl.core.speech import counted, number, percent, seconds
+from opencda_marl.core.speech import counted, number, percent, plain, seconds
 from opencda_marl.display import show_table, unheard
 
 __all__ = ["MatrixDisplay", "event_line", "show_matrix", "show_plan", "show_report", "show_slots"]
@@ -69,6 +69,7 @@ class MatrixDisplay:
             self._say(_whole(facts["rows"], facts.get("steps_per_s")))
 
     def _say(self, line: str) -> None:
+        line = "\n".join(map(plain, line.split("\n")))  # errors quote what others have printed
         with unheard(self._console):
             self._console.print(line, markup=False, soft_wrap=True)
 
@@ -112,7 +113,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     of = "" if row["episodes"] is None else f"/{row['episodes']}"
     slot = "" if row["slot"] is None else f" in {row['slot']}"
     return [
-        row["name"].replace("\n", " "),
+        plain(row["name"]),
         f"{row['state']}{slot}",
         "-" if row["episode"] is None else f"{row['episode']}{of}",
         percent(row["success"]),
@@ -125,7 +126,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _short(row: Mapping[str, Any]) -> str:
     if not row["error"]:
         return ""
-    text = f"{row['failure']}: {row['error']}".replace("\n", " ")
+    text = plain(f"{row['failure']}: {row['error']}".replace("\n", " "))
     return text if len(text) <= _ERROR else f"{text[: _ERROR - 1]}…"
 
 
@@ -140,16 +141,16 @@ def _whole(rows: Sequence[Mapping[str, Any]], rate: float | None) -> str:
 
 def event_line(kind: str, facts: Mapping[str, Any]) -> str:
     """An event of the launcher as a line."""
-    cell = f"{str(facts.get('name', '')).replace(chr(10), ' ')} ({facts.get('cell')})"
+    cell = f"{plain(str(facts.get('name', '')))} ({facts.get('cell')})"
     match kind:
         case "launched":
             slots = counted(len(facts["slots"]), "slot")
             if facts.get("runners"):
                 slots = counted(facts["runners"], "runner")
                 slots += f", of which {facts['adopted']} at work already" if facts["adopted"] else ""
-            return f"matrix {facts['name']}: {counted(facts['cells'], 'cell')}, {facts['left']} to do, {slots}"
+            return f"matrix {plain(facts['name'])}: {counted(facts['cells'], 'cell')}, {facts['left']} to do, {slots}"
         case "started":
-            again = f", attempt {facts['attempt']}" if facts.get("attempt") else ""
+            again = f", attempt {facts['attempt']}" if (facts.get("attempt") or 1) > 1 else ""
             where = f" of {facts['runner']}" if facts.get("runner") else ""
             return f"{cell}: started in slot {facts['slot']}{where}{again}"
         case "finished":
@@ -164,7 +165,8 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
             return f"{cell}: {facts['failure']}: {facts['error']}; again in {facts['delay']:.0f} s ({tries}){note}"
         case "failed":
             fix = f"\n  fix: {facts['fix']}" if facts.get("fix") else ""
-            return f"{cell}: FAILED: {facts['failure']}: {facts['error']}{fix}\n  log: {facts['log']}"
+            log = f"\n  log: {facts['log']}" if facts.get("log") else ""
+            return f"{cell}: FAILED: {facts['failure']}: {facts['error']}{fix}{log}"
         case "scaled" if "mps" in facts:
             now = "with" if facts["mps"] else "without"
             return f"{facts['steps_per_s']:.0f} steps/s with {counted(facts['cells'], 'cell')}: now {now} MPS"
@@ -179,9 +181,20 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
             return f"{whose}: taken over after {facts['seconds']:g} s without a sign of life"
         case "lost":
             return f"{cell}: another launcher has taken it over, as this one gave no sign of life"
+        case "server_starting":
+            return f"slot {facts['slot']}: its server is starting on port {facts['port']}"
         case "server_ready":
             note = f"\n  note: {facts['note']}" if facts.get("note") else ""
+            if facts.get("foreign"):
+                who = f"a server that is not ours answers on port {facts['port']}: used, never restarted"
+                return f"slot {facts['slot']}: {who}{note}"
             return f"slot {facts['slot']}: its server answers after {facts['seconds']:.0f} s{note}"
+        case "server_failed":
+            return f"slot {facts['slot']}: its server: {facts['error']}"
+        case "slot_set_aside":
+            fix = f"\n  fix: {facts['fix']}" if facts.get("fix") else ""
+            again = f"set aside, tried again in {facts['delay']:.0f} s (failure {facts['failures']})"
+            return f"slot {facts['slot']}: {again}: {facts['error']}{fix}"
         case _:
             told = ", ".join(f"{key} {value}" for key, value in facts.items() if value is not None)
             return f"{kind.replace('_', ' ')}{': ' if told else ''}{told}"
@@ -190,10 +203,10 @@ def event_line(kind: str, facts: Mapping[str, Any]) -> str:
 def show_plan(console: Console, answer: Mapping[str, Any]) -> None:
     """Cells and slots of a dry run."""
     rows = [
-        [cell["id"], cell["profile"], str(cell["seed"]), cell["varies"], cell["budget"], cell["state"]]
+        [cell["id"], plain(cell["profile"]), str(cell["seed"]), plain(cell["varies"]), cell["budget"], cell["state"]]
         for cell in answer["cells"]
     ]
-    title = f"{answer['name']}: {counted(len(rows), 'cell')}, in {answer['folder']}"
+    title = f"{plain(answer['name'])}: {counted(len(rows), 'cell')}, in {plain(answer['folder'])}"
     show_table(console, ("cell", "profile", "seed", "varies", "budget", "state"), rows, title=title, text=6)
     console.print("")
     show_slots(console, answer["slots"])
@@ -226,9 +239,13 @@ def show_matrix(console: Console, answer: Mapping[str, Any]) -> None:
     rows = sorted(answer["cells"], key=lambda row: _order(row["state"]))
     shown = [[row["cell"], *_cells(row)] for row in rows[:_ROWS]]
     who = f"launcher {answer['launcher']} is {answer['launcher_phase']}" if answer["launcher"] else "no launcher"
-    show_table(console, ("id", *_HEADINGS), shown, title=f"{answer['name']}: {who}", text=3)
+    show_table(console, ("id", *_HEADINGS), shown, title=f"{plain(answer['name'])}: {who}", text=3)
     if len(rows) > _ROWS:
         console.print(f"and {counted(len(rows) - _ROWS, 'more cell')}; all of them with --json", markup=False)
+    for slot in answer["slots"]:
+        if slot.get("trouble"):
+            where = f"slot {slot['index']}" + (f" of {slot['runner']}" if slot.get("runner") else "")
+            console.print(f"{where}: set aside, its server: {slot['trouble']}", markup=False, soft_wrap=True)
     console.print(_whole(rows, answer["steps_per_s"]), markup=False, soft_wrap=True)
 
 
@@ -237,7 +254,7 @@ def show_report(console: Console, answer: Mapping[str, Any]) -> None:
     headings = ("cells", "seeds", "finished", "success %", "collisions %", "delay s", "return")
     rows = [
         [
-            group["group"].replace("\n", " "),
+            plain(group["group"]),
             str(group["seeds"]),
             str(group["finished"]),
             _with_error(group, "success_rate", percent),
@@ -247,9 +264,8 @@ def show_report(console: Console, answer: Mapping[str, Any]) -> None:
         ]
         for group in answer["groups"]
     ]
-    title = (
-        f"{answer['name']}: the last {answer['over_episodes']} episodes of each cell, mean ± standard error over seeds"
-    )
+    last = f"the last {answer['over_episodes']} episodes of each cell, mean ± standard error over seeds"
+    title = f"{plain(answer['name'])}: {last}"
     show_table(console, headings, rows, title=title)
 
 

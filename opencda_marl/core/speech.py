@@ -9,7 +9,7 @@ from typing import Any
 from opencda_marl.core.events import EpisodeDone, Evaluated, Finished, Note, Started, TrainEvent
 from opencda_marl.core.spans import SPANS
 
-__all__ = ["Speech", "averages", "counted", "number", "percent", "seconds", "spans_in_words"]
+__all__ = ["Speech", "averages", "counted", "number", "percent", "plain", "seconds", "spans_in_words"]
 
 _EVERY = 10.0  # [s] between two lines of episodes
 
@@ -44,6 +44,11 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plain(text: str) -> str:
+    """A text on one line of a terminal: line breaks, ESC and the like as they are written in Python."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def counted(count: int, what: str) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opencda_marl import __version__
-from opencda_marl.config import BUDGETS, DISPLAY, config_hash, load_profile, require_budget
+from opencda_marl.config import BUDGETS, DISPLAY, PLACE, config_hash, load_profile, require_budget
 from opencda_marl.config_files import find_root
 from opencda_marl.config_yaml import Document, Keys, Source, dump_scalar, read
 from opencda_marl.core.errors import ConfigError
@@ -234,7 +234,12 @@ def expand(
     Raises:
         ConfigError: one of them is not valid; it names the cell.
     """
-    combinations = [choice for choice in _combinations(request) if not _excluded(request, choice)]
+    every = list(_combinations(request))
+    combinations = [choice for choice in every if not _excluded(request.exclude, choice)]
+    for rule in request.exclude:
+        if not any(_excluded([rule], choice) for choice in every):
+            told = ", ".join(f"{key}: {value}" for key, value in rule.items())
+            raise ConfigError(f"exclude: no cell is {{{told}}}", fix="mend it, or leave it out")
     if not combinations:
         raise ConfigError(f"the matrix {request.name} has no cells", fix="exclude fewer of them")
     found: dict[str, tuple[Cell, RunSettings]] = {}
@@ -261,8 +266,19 @@ def expand(
 
 
 def _combinations(request: Request) -> Iterator[dict[str, Any]]:
+    given = {text.partition("=")[0] for text in request.fixed}
+    paired = {key for pair in request.pairs for key in pair}
+    for key in PLACE:
+        if key in given | paired | set(request.axes):
+            raise ConfigError(
+                f"{key} cannot be set for a cell: it drives on the server of its slot",
+                fix="choose the ports of the slots: --carla-rpc-port 2000",
+            )
+    for key in sorted(paired):
+        if key in given or key in BUDGETS:
+            fix = "give it to all cells with 'budgets'" if key in BUDGETS else "keep one of the two"
+            raise ConfigError(f"{key} varies in 'pairs', and is given elsewhere or is a budget", fix=fix)
     for key in request.axes:
-        given = {text.partition("=")[0] for text in request.fixed}
         if key in given or any(key in pair for pair in request.pairs) or key in BUDGETS:
             fix = "give it to all cells with 'budgets'" if key in BUDGETS else "keep one of the two"
             raise ConfigError(f"{key} varies as an axis, and is given elsewhere or is a budget", fix=fix)
@@ -278,8 +294,8 @@ def _combinations(request: Request) -> Iterator[dict[str, Any]]:
             yield {"profile": profile, **pair, **dict(zip((key for key, _ in axes), values, strict=True))}
 
 
-def _excluded(request: Request, choice: Mapping[str, Any]) -> bool:
-    for rule in request.exclude:
+def _excluded(rules: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]) -> bool:
+    for rule in rules:
         for key in rule:
             if key not in choice:
                 raise ConfigError(f"exclude: {key!r} does not vary", fix=f"these do: {', '.join(choice)}")

@@ -83,7 +83,9 @@ class Dispatch:
                 self._end()
         states = [found["state"] for found in self._rows.values()]
         failed = tuple(sorted(cell for cell, found in self._rows.items() if found["state"] == "failed"))
-        return Result(len(self._cells), states.count("finished"), failed, self.wishes.stop)
+        finished = states.count("finished")
+        stopped = self.wishes.stop or (self.wishes.drain and finished + len(failed) < len(self._cells))
+        return Result(len(self._cells), finished, failed, stopped)
 
     def _begin(self) -> None:
         self.folder.wishes()  # those were for a launcher that is gone

@@ -13,8 +13,9 @@ from opencda_marl.launch.engines import MARGIN, Job, processors
 from opencda_marl.launch.folder import Matrix, MatrixFolder
 from opencda_marl.launch.runners import Seat
 
-__all__ = ["RayEngine"]
+__all__ = ["RayEngine", "check_ray"]
 
+_NUMBERS = ("num_cpus", "num_gpus", "memory_gb")
 _KNOWN = ("address", "num_cpus", "num_gpus", "memory_gb", "resource")
 
 
@@ -32,11 +33,7 @@ class RayEngine:
     """
 
     def __init__(self, folder: MatrixFolder, matrix: Matrix, given: Mapping[str, Any]) -> None:
-        for name in given:
-            if name not in _KNOWN:
-                raise ConfigError(
-                    f"--engine-set {name}: ray has no such option here", fix=f"one of {', '.join(_KNOWN)}"
-                )
+        check_ray(given)
         self._seat = Seat(folder.path, matrix.options.deadline("stopping") + MARGIN, Path.cwd())
         self._ray = _connected(str(given.get("address", "auto")))
         resource = given.get("resource")
@@ -65,6 +62,26 @@ class RayEngine:
     def close(self) -> None:
         """Actors end with it."""
         self._ray.shutdown()
+
+
+def check_ray(given: Mapping[str, Any]) -> None:
+    """Is Ray installed, and are these its options?
+
+    Raises:
+        ConfigError: no.
+    """
+    for name, value in given.items():
+        if name not in _KNOWN:
+            raise ConfigError(f"--engine-set {name}: ray has no such option here", fix=f"one of {', '.join(_KNOWN)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        if name in _NUMBERS and not number:
+            raise ConfigError(f"--engine-set {name}={value}: {name} is a number from 0", fix=f"e.g. {name}=1")
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "--engine ray: the package ray is not installed", fix="pip install 'opencda-marl[ray]'"
+        ) from error
 
 
 class _Actor:
@@ -118,12 +135,8 @@ def _connected(address: str) -> Any:
     # without these Ray hides GPUs from actors that ask for none (and warns of it), and tells others that it is used
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            "--engine ray: the package ray is not installed", fix="pip install 'opencda-marl[ray]'"
-        ) from error
+    import ray
+
     more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **more)

@@ -22,7 +22,7 @@ from opencda_marl.launch.keeper import Kept
 from opencda_marl.launch.processes import is_alive, read_process
 from opencda_marl.launch.runners import Seat, live_runners
 
-__all__ = ["SlurmEngine"]
+__all__ = ["SlurmEngine", "check_path"]
 
 _HOURS = 24  # of a job, unless told otherwise; submitit's own default is five minutes
 _REQUEUES = 1000  # of a job whose time is up
@@ -55,10 +55,7 @@ class SlurmEngine:
         self._folder, self._submitit = folder, submitit
         grace = matrix.options.deadline("stopping") + MARGIN
         self._seat = Seat(folder.path, grace, Path.cwd())
-        if self._cluster == "slurm" and any(sign in str(folder.path) for sign in "\n%"):
-            raise ConfigError(
-                f"--engine slurm: Slurm takes no line break or % in a path: {folder.path}", fix="choose another folder"
-            )
+        check_path(folder.path, given)
         known = {"timeout_min": 60 * _HOURS, "name": "opencda-marl", "cpus_per_task": processors(matrix)}
         if self._cluster == "slurm":
             known |= {"slurm_signal_delay_s": int(grace)}
@@ -122,6 +119,18 @@ class SlurmEngine:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def check_path(path: Path, given: Mapping[str, Any]) -> None:
+    """Can Slurm write its logs there?
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if given.get("cluster", "slurm") == "slurm" and any(sign in str(path) for sign in "\n%"):
+        raise ConfigError(
+            f"--engine slurm: Slurm takes no line break or % in a path: {str(path)!r}", fix="choose another folder"
+        )
 
 
 class _Task:

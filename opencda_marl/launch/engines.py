@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.launch.folder import Matrix, MatrixFolder
 
-__all__ = ["MARGIN", "Engine", "Job", "make_engine", "processors"]
+__all__ = ["MARGIN", "Engine", "Job", "check_engine", "make_engine", "processors"]
 
 MARGIN = 60.0
 """[s] that a runner has for servers and files, after its trainers had theirs to stop."""
@@ -61,6 +63,24 @@ def make_engine(name: str, folder: MatrixFolder, matrix: Matrix, given: Mapping[
 
         return SlurmEngine(folder, matrix, given)
     raise ConfigError(f"--engine {name}: there is no such engine", fix="local, ray or slurm")
+
+
+def check_engine(name: str, folder: Path, matrix: Matrix, given: Mapping[str, Any]) -> None:
+    """Refuse what `make_engine` would refuse, without writing anything or asking a cluster of Ray.
+
+    Raises:
+        ConfigError: as there.
+    """
+    if name == "ray":
+        from opencda_marl.launch.engine_ray import check_ray
+
+        check_ray(given)
+    elif name == "slurm":
+        from opencda_marl.launch.engine_slurm import SlurmEngine, check_path
+
+        check_path(folder.absolute(), given)
+        with TemporaryDirectory(prefix="opencda-marl-") as scratch:  # submitit makes folders when it is asked
+            SlurmEngine(MatrixFolder(Path(scratch)), matrix, given).close()
 
 
 def processors(matrix: Matrix) -> int:

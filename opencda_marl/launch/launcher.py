@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.core.errors import OpenCDAError, OutOfMemoryError
+from opencda_marl.core.errors import OpenCDAError, OutOfMemoryError, SimulatorError
 from opencda_marl.core.run_folder import is_running
 from opencda_marl.launch.cells import Cell, Family
 from opencda_marl.launch.claims import Claims
@@ -37,6 +37,7 @@ from opencda_marl.launch.trainers import (
     classify,
     environment,
     forgiven,
+    in_matrix,
     kind_of,
     make_eager,
     retry_delay,
@@ -59,7 +60,7 @@ class Result:
     total: int
     finished: int
     failed: tuple[str, ...]
-    stopped: bool
+    stopped: bool  # by somebody, or drained before everything was done
 
 
 class Launcher:
@@ -135,7 +136,9 @@ class Launcher:
             finally:
                 self._end()
             finished = sum(found["state"] == "finished" for found in self._rows.values())
-            return Result(len(self._cells), finished, tuple(sorted(self._failed)), self.wishes.stop)
+            left = finished + len(self._failed) < len(self._cells)
+            stopped = self.wishes.stop or (self.wishes.drain and left)
+            return Result(len(self._cells), finished, tuple(sorted(self._failed)), stopped)
 
     # --- beginning and end
 
@@ -154,11 +157,16 @@ class Launcher:
                     self._waiting.append(cell.id)
             self._launches[cell.id] = launch
             self._rows[cell.id] = row(self.folder, cell, launch)
-        self._claim_ports(min(self._most, len(self._waiting)))
+        self._claim_ports(self._slots if self._waiting else 0)
         while len(self._places) < max(1, self._wanted()):
             self._add_place()
         slots = [place.slot.describe() for place in self._places]
         self._tell("launched", name=self.matrix.name, cells=len(self._cells), left=len(self._waiting), slots=slots)
+
+    @property
+    def _slots(self) -> int:
+        """There are never more."""
+        return min(self._most, len(self._cells))
 
     def _claim_ports(self, slots: int) -> None:
         """Of all slots; where others have them and we are one of many, the next ones."""
@@ -254,28 +262,38 @@ class Launcher:
                 self.folder.forgive(named)
             self._launches[named] = self.folder.read_launch(named)
             self._waiting.append(named)
+            for place in self._places:  # slots begin anew as well
+                place.failures, place.again_at = 0, 0.0
             self._tell("retry", cell=named, name=self._cells[named].name)
 
     def _wanted(self) -> int:
         """Slots that are of use now."""
         most = self._tuner.scale.cells if self._tuner is not None else int(self.options.parallel)
-        return min(most, len(self._waiting) + sum(not place.free for place in self._places))
+        aside = sum(place.free and place.trouble is not None for place in self._places)  # others stand in for them
+        busy = sum(not place.free for place in self._places)
+        return min(most + aside, self._slots, len(self._waiting) + busy + aside)
 
     def _fill(self) -> None:
         """Put waiting cells into free slots."""
         wanted = self._wanted()
         while len(self._places) < wanted:
             self._add_place()
-        for place in self._places if self._tuner is None else self._places[:wanted]:
+        used = self._places if self._tuner is None else self._places[:wanted]
+        for place in used:
+            if place.trouble is not None:
+                self._recover(place)
             if place.free:
-                self._next_cell(place)
+                self._next_cell(place, used)
             if place.cell is not None and place.kept is None and self._ready(place):
                 self._start(place)
+        self._give_up()
 
-    def _next_cell(self, place: Place) -> None:
+    def _next_cell(self, place: Place, used: Sequence[Place]) -> None:
         now = time.monotonic()
         for name in list(self._waiting):
             if now < self._not_before.get(name, 0.0) or not self._fits(name):
+                continue
+            if self._served(self._cells[name]) and (place.trouble is not None or self._elsewhere(name, place, used)):
                 continue
             if not self._leases.free(name) or not self._unused(name):
                 continue
@@ -287,6 +305,12 @@ class Launcher:
                 place.cell = self._cells[name]
                 return
             self._leases.give_back(name)
+
+    def _elsewhere(self, name: str, place: Place, used: Sequence[Place]) -> bool:
+        """A cell whose simulator has just failed in this slot goes to another one, if one is free."""
+        last = self._launches[name].attempts[-1:]
+        here = [at for at in last if at.get("slot") == place.slot.index and at.get("kind") in ("simulator", "deadline")]
+        return bool(here) and any(other.free and other.trouble is None for other in used if other is not place)
 
     def _taken(self, name: str) -> bool:
         """Is there anything to do for a cell that others may have had since it was looked at?"""
@@ -320,13 +344,69 @@ class Launcher:
         try:
             if place.cell.family in self._missing:
                 raise self._missing[place.cell.family]
-            limit = self.options.deadline("server")
-            ready = not self._served(place.cell) or place.served(self._server_for, limit)
-            return ready and (not self._sharing.wanted(place) or self._sharing.ready(place))
+            if self._served(place.cell) and not self._answers(place):
+                return False
+            return not self._sharing.wanted(place) or self._sharing.ready(place)
         except OpenCDAError as error:
             self._attempt(place)
             self._close_attempt(place, Outcome(kind_of(error), error.message, error.fix), None)
             return False
+
+    # --- slots whose server does not come up: that is no cell's failure
+
+    def _answers(self, place: Place) -> bool:
+        try:
+            return place.served(self._server_for, self.options.deadline("server"))
+        except OpenCDAError as error:
+            self._set_aside(place, error)
+            return False
+
+    def _recover(self, place: Place) -> None:
+        if any(self._served(self._cells[name]) for name in self._waiting):
+            try:
+                place.recover(self._server_for, self.options.deadline("server"))
+            except OpenCDAError as error:
+                self._set_aside(place, error)
+
+    def _set_aside(self, place: Place, error: OpenCDAError) -> None:
+        delay = retry_delay(place.failures + 1, self.options)
+        place.set_aside(error, delay)
+        if place.cell is not None and place.kept is None:
+            cell = place.cell
+            self._give_back(place)
+            self._rows[cell.id] = row(self.folder, cell, self._launches[cell.id])
+        told = {"error": error.message, "fix": error.fix, "delay": delay, "failures": place.failures}
+        self._tell("slot_set_aside", slot=place.slot.index, **told)
+
+    def _give_up(self) -> None:
+        """Where no slot is left that could get a server, cells that need one fail."""
+        troubles = [(place, place.trouble) for place in self._places if place.trouble is not None]
+        hopeless = [place for place, error in troubles if place.failures > self.options.retry(kind_of(error))]
+        if len(hopeless) < max(1, self._slots):
+            return
+        names = [name for name in self._waiting if self._served(self._cells[name])]
+        told = "; ".join(f"slot {place.slot.index}: {error.message.splitlines()[0]}" for place, error in troubles)
+        text, last = f"no slot can get a server: {told}", troubles[-1][1]
+        if self._shared:  # on other machines there may be some
+            if names and all(place.free for place in self._places):
+                raise SimulatorError(text, fix=last.fix)
+            return
+        for name in names:
+            if self._leases.free(name) and self._leases.take(name):
+                self._waiting.remove(name)
+                self._fail_for_good(self._cells[name], Outcome(kind_of(last), text, last.fix))
+
+    def _fail_for_good(self, cell: Cell, outcome: Outcome) -> None:
+        """Without an attempt."""
+        launch = self._launches[cell.id]
+        launch.state, launch.failure, launch.error = "failed", outcome.kind, outcome.text
+        self._failed.add(cell.id)
+        self._write(cell.id)
+        self._leases.give_back(cell.id)
+        self._rows[cell.id] = row(self.folder, cell, launch)
+        facts = {"error": outcome.text, "failure": outcome.kind, "fix": outcome.fix}
+        self._tell("failed", cell=cell.id, name=cell.name, slot=None, code=None, **facts, log=None)
+        self._stop_at_failure()
 
     # --- an attempt
 
@@ -370,8 +450,7 @@ class Launcher:
         launch.attempts[-1] |= {"pid": kept.child_pid, "started_ticks": kept.child_start_time}
         place.began(kept, Watch(self.folder.run(cell.id), kept.child_pid, self.options))
         self._write(cell.id)
-        again = launch.attempts[-1]["number"] if launch.made > 1 else None
-        self._tell("started", cell=cell.id, name=cell.name, slot=place.slot.index, attempt=again)
+        self._tell("started", cell=cell.id, name=cell.name, slot=place.slot.index, attempt=launch.made)
 
     def _look(self, place: Place) -> None:
         """At a trainer: has it ended, or must it be?"""
@@ -443,11 +522,10 @@ class Launcher:
         if count is None:
             launch.state = "failed"
             self._failed.add(cell.id)
-            log = str(self.folder.launch(cell.id) / "console.log")
-            self._tell("failed", **facts, failure=outcome.kind, fix=outcome.fix, log=log)
-            if self.options.fail_fast and not self.wishes.stop:
-                self._tell("fail_fast")
-                self.wishes.stop = True
+            log = self.folder.launch(cell.id) / "console.log"  # there is none before a first trainer
+            said = str(log) if log.exists() else None
+            self._tell("failed", **facts, failure=outcome.kind, fix=in_matrix(outcome, self.folder.path), log=said)
+            self._stop_at_failure()
             return
         launch.state = "retrying"
         delay = retry_delay(count, self.options)
@@ -455,6 +533,11 @@ class Launcher:
         self._waiting.insert(0, cell.id)
         allowed = self.options.retry(outcome.kind)
         self._tell("retrying", **facts, failure=outcome.kind, count=count, allowed=allowed, delay=delay, note=note)
+
+    def _stop_at_failure(self) -> None:
+        if self.options.fail_fast and not self.wishes.stop:
+            self._tell("fail_fast")
+            self.wishes.stop = True
 
     def _go_eager(self, cell: Cell, launch: Launch) -> str:
         """Capture is not tried again: nothing of it would be another time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,8 +60,13 @@ class Place:
     mps: bool = False  # does its trainer hang on the GPU's multi-process service?
     server: Server | None = None
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=120))  # time [s], steps
+    trouble: OpenCDAError | None = None  # why its server does not come up; until it does, no cell that needs one
+    failures: int = 0  # of its server to come up, one after another
+    again_at: float = 0.0  # [s] when it is tried again
     _since: float = 0.0  # [s] when its server began
     _answers: bool = False
+    _trying: bool = False  # again, after a trouble
+    _told: bool = False  # was it said that its server starts?
 
     @property
     def free(self) -> bool:
@@ -101,25 +106,49 @@ class Place:
         """
         if self.server is None:
             self.server = make(self.slot)
-            self._since, self._answers = time.monotonic(), False
+            self._begins()
             self.server.begin()
-            self.tell("server_starting", {"slot": self.slot.index, **self.server.describe()})
         if self._answers and self.server.alive():
             return True
         waited = time.monotonic() - self._since
         self._answers = self.server.ready()
+        facts = self.server.describe()
         if self._answers:
-            note = self.server.describe().get("note")
-            self.tell("server_ready", {"slot": self.slot.index, "seconds": round(waited, 1), "note": note})
+            self.trouble, self.failures, self._trying = None, 0, False
+            told = {"port": facts.get("port"), "foreign": _foreign(facts), "note": facts.get("note")}
+            self.tell("server_ready", {"slot": self.slot.index, "seconds": round(waited, 1), **told})
         elif waited > limit:
             raise DeadlineError(f"the server of slot {self.slot.index} does not answer after {waited:.0f} s")
+        elif not self._told and _starts(facts):
+            self._told = True
+            self.tell("server_starting", {"slot": self.slot.index, "port": facts.get("port")})
         return self._answers
+
+    def set_aside(self, error: OpenCDAError, delay: float) -> None:
+        """Its server does not come up: tried again after `delay` [s]."""
+        self.trouble, self.failures, self._trying = error, self.failures + 1, False
+        self.again_at = time.monotonic() + delay
+
+    def recover(self, make: Callable[[Slot], Server], limit: float) -> None:
+        """Try the server of a slot that was set aside again, when it is time; it takes no cell for that.
+
+        Raises:
+            SimulatorError: it does not come up this time either.
+        """
+        if time.monotonic() < self.again_at:
+            return
+        if not self._trying:
+            self._trying = True
+            self._begins()
+            if self.server is not None:
+                self.server.restart()
+        self.served(make, limit)
 
     def restart_server(self) -> None:
         """After a failure that it may have part in; one that cannot be restarted is told of."""
         if self.server is None:
             return
-        self._since, self._answers = time.monotonic(), False
+        self._begins()
         try:
             self.server.restart()
         except OpenCDAError as error:
@@ -138,4 +167,17 @@ class Place:
         """For launcher.json."""
         cell = None if self.cell is None else self.cell.id
         server = None if self.server is None else self.server.describe()
-        return {**self.slot.describe(), "cell": cell, "server": server}
+        trouble = None if self.trouble is None else self.trouble.message
+        return {**self.slot.describe(), "cell": cell, "server": server, "trouble": trouble, "failures": self.failures}
+
+    def _begins(self) -> None:
+        self._since, self._answers, self._told = time.monotonic(), False, False
+
+
+def _starts(facts: Mapping[str, Any]) -> bool:
+    """Has something been started, rather than looked for? A container is only ever restarted."""
+    return facts.get("phase") == ("restarting" if facts.get("mode") == "docker" else "starting")
+
+
+def _foreign(facts: Mapping[str, Any]) -> bool:
+    return facts.get("mode") == "process" and not facts.get("owned")

@@ -21,6 +21,7 @@ __all__ = [
     "RETRIES",
     "Options",
     "Slot",
+    "cards",
     "make_slot",
     "numbered",
     "options_from",
@@ -120,6 +121,12 @@ class Options:
             raise ConfigError(f"--carla-rpc-port {self.carla_rpc_port} is no port", fix="write one from 1024 to 65533")
         _known(self.retries, RETRIES, "--retries", "class of failures")
         _known(self.deadlines, DEADLINES, "--deadline", "phase")
+        for name, value in self.deadlines.items():
+            if value <= 0:
+                raise ConfigError(
+                    f"--deadline {name}={value:g}: all would be late at once",
+                    fix="write a number above 0, in [s]",
+                )
 
     def retry(self, kind: str) -> int:
         """Failures of this class that are forgiven."""
@@ -183,6 +190,22 @@ def make_slot(options: Options, index: int, *, carla: bool, threads: int) -> Slo
         rpc_port=port,
         threads=threads,
     )
+
+
+def cards(text: str, flag: str) -> tuple[str, ...]:
+    """`0,1` or UUIDs, as nvidia-smi shows them; an empty text: none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    words = [word.strip() for word in text.split(",")] if text.strip() else []
+    for word in words:
+        if not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]+", word):
+            raise ConfigError(
+                f"{flag} {text!r} is not understood: {word!r} is no GPU",
+                fix=f"write numbers or UUIDs of nvidia-smi -L with commas: {flag} 0,1",
+            )
+    return tuple(words)
 
 
 def numbered(text: str, flag: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.run_folder import ACTIVE_PHASES, is_running, read_episodes
 from opencda_marl.launch.cells import Cell
 from opencda_marl.launch.folder import Launch, Matrix, MatrixFolder, is_done, read_json, saved_episodes
+from opencda_marl.launch.processes import is_alive
 from opencda_marl.launch.runners import live_runners, together
 
 __all__ = ["aggregate", "find_cell", "overview", "recent_success", "report", "row", "rows"]
@@ -59,7 +60,7 @@ def row(folder: MatrixFolder, cell: Cell, launch: Launch | None = None) -> dict[
     """
     status = folder.status(cell.id)
     done = is_done(cell, status)
-    told = Launch() if done and launch is None else launch or folder.read_launch(cell.id)
+    told = launch or folder.read_launch(cell.id)
     state = "finished" if done else _state(folder, cell, told, status)
     last = told.attempts[-1] if told.attempts else {}
     progress = 1.0 if done else _progress(cell, status)
@@ -78,25 +79,36 @@ def row(folder: MatrixFolder, cell: Cell, launch: Launch | None = None) -> dict[
         "eta_s": (1.0 - progress) / progress * spent if running and progress > 0 and spent else None,
         "env_steps": _number(status, "env_steps"),
         "attempts": told.made,
-        "failure": told.failure,
-        "error": told.error,
+        "failure": None if done else told.failure,
+        "error": None if done else told.error,
         "run": str(folder.run(cell.id)),
     }
 
 
 def _state(folder: MatrixFolder, cell: Cell, launch: Launch, status: Mapping[str, Any]) -> str:
-    """waiting, one of ACTIVE_PHASES, retrying, stopped, failed, died."""
+    """waiting, one of ACTIVE_PHASES, ending, retrying, stopped, failed, died; docs/matrix.md says what each means."""
     if launch.state == "finished":  # its budget was raised, or its run folder was taken away
         return "waiting"
     if launch.state != "running":
         return launch.state
-    mine = launch.attempts and status.get("pid") == launch.attempts[-1].get("pid")
-    if not mine:
-        return "starting" if launch.attempts and launch.attempts[-1].get("pid") else "died"
+    last = launch.attempts[-1] if launch.attempts else {}
+    if last.get("pid") is None or status.get("pid") != last["pid"]:
+        return "starting" if _lives(last) else "died"
     phase = str(status.get("phase"))
-    if phase in ACTIVE_PHASES:
-        return phase if _at_work(folder, cell, launch, status) else "died"
-    return "ending"
+    if _at_work(folder, cell, launch, status):
+        return phase if phase in ACTIVE_PHASES else "ending"
+    if phase == "interrupted":  # it has saved its last boundary; who would have written that down is gone
+        return "stopped"
+    return "ending" if phase not in ACTIVE_PHASES and _lives(last) else "died"
+
+
+def _lives(attempt: Mapping[str, Any]) -> bool:
+    """Is the process of an attempt there? On another machine it may be for a while."""
+    if attempt.get("pid") is None:
+        return False
+    if attempt.get("host") in (None, socket.gethostname()):
+        return is_alive(int(attempt["pid"]), int(attempt.get("started_ticks") or 0))
+    return time.time() - float(attempt.get("started", 0.0)) < _FRESH
 
 
 def _at_work(folder: MatrixFolder, cell: Cell, launch: Launch, status: Mapping[str, Any]) -> bool:

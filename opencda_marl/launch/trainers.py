@@ -31,7 +31,7 @@ from opencda_marl.core.errors import (
     StorageError,
     WorkerError,
 )
-from opencda_marl.core.files import remove_tree, writing
+from opencda_marl.core.files import remove_tree, typed, writing
 from opencda_marl.core.probe import HOST
 from opencda_marl.core.run_folder import ACTIVE_PHASES, RunFolder, read_run
 from opencda_marl.launch.cells import Cell
@@ -46,6 +46,8 @@ __all__ = [
     "classify",
     "environment",
     "forgiven",
+    "in_matrix",
+    "kind_of",
     "make_eager",
     "retry_delay",
     "said_last",
@@ -175,6 +177,8 @@ def classify(code: int, console: str, *, finished: bool, asked: str | None = Non
         return Outcome("recycle")
     if code < 0:
         return Outcome("signal", f"killed by signal {-code}{' (out of memory?)' if code == -9 else ''}")
+    if code == Interrupted.exit_code:  # what it says then is for a person who would go on with it alone
+        return Outcome("signal", "ended from outside, not by the launcher")
     kind = _KINDS.get(code, "error")
     if kind == "error" and _NO_MEMORY.search(console):
         kind = "memory"
@@ -184,6 +188,19 @@ def classify(code: int, console: str, *, finished: bool, asked: str | None = Non
         return Outcome(kind, "the trainer ended well, but its budget is not used up")
     text, fix = _message(console)
     return Outcome(kind, text or f"exit code {code}", fix)
+
+
+def in_matrix(outcome: Outcome, matrix: Path) -> str | None:
+    """The fix of a cell that has failed, where its trainer speaks of a run of its own."""
+    if outcome.fix is None or "--resume" not in outcome.fix:
+        return outcome.fix
+    where = typed(matrix)
+    again = f"opencda-marl matrix retry {where}; opencda-marl matrix run {where}"
+    for alone in ("start again from the last checkpoint (--resume)", "continue with --resume"):
+        fix = outcome.fix.replace(alone, again)
+        if fix != outcome.fix:
+            return fix
+    return outcome.fix
 
 
 def kind_of(error: OpenCDAError) -> str:

@@ -93,14 +93,17 @@ def _listen(options: Options, *, silent: bool) -> list[socket.socket]:
     streaming = port + 1 if options.streaming_port is None else options.streaming_port
     found.append(_bound(streaming, silent=silent))
     if options.secondary_port != 0 and (options.rpc_port or options.secondary_port is not None):
-        found.append(_bound(port + 2 if options.secondary_port is None else options.secondary_port, silent=silent))
+        second = port + 2 if options.secondary_port is None else options.secondary_port
+        found.append(_bound(second, silent=silent, listening=False))
     return found
 
 
-def _bound(port: int, *, silent: bool) -> socket.socket:
+def _bound(port: int, *, silent: bool, listening: bool = True) -> socket.socket:
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not silent))
     found.bind((HOST, port))
+    if listening and not silent:
+        found.listen()  # two sockets may share a port until one of them does
     found.setblocking(False)
     return found
 

@@ -22,6 +22,7 @@ Typed = Callable[..., Said]
 MAPPO = "sumo-marl/intersection/route_speed_only_mappo"
 SHORT = ("--set", "max_steps=200", "--set", "max_episodes=2", "--set", "evaluation.final=false")
 CARLA = "momarl/intersection/"
+TABULAR = "sumo-marl/intersection/route_speed_only_qlearning"
 
 
 def _dry(typed: Typed, *arguments: str) -> Said:
@@ -91,24 +92,80 @@ def test_a_lone_run_without_a_server_says_how_to_start_one(typed: Typed, tmp_pat
         (("--profiles", MAPPO, "--engine", "pbs"), "'pbs' is not one of"),
         (("--profiles", MAPPO, "--mps"), "--mps: which GPUs?"),
         (("--profiles", MAPPO, "--out", "x"), "--out goes with a matrix file"),
+        (("--profiles", MAPPO, "--engine", "ray", "--engine-set", "bogus=1"), "ray has no such option here"),
+        (("--profiles", MAPPO, "--engine", "ray", "--engine-set", "memory_gb=much"), "memory_gb is a number from 0"),
+        (("--profiles", MAPPO, "--engine", "slurm"), "--engine slurm: Could not detect"),
+        (("--profiles", MAPPO, "--cuda-visible-devices", "gpu"), "'gpu' is no GPU"),
+        (("--profiles", MAPPO, "--cuda-visible-devices", "0,,1"), "'' is no GPU"),
+        (("--profiles", MAPPO, "--deadline", "training=0"), "--deadline training=0: all would be late"),
+        (("--profiles", MAPPO, "--carla-gpus", "0"), "--carla-gpus does nothing here"),
+        (("--profiles", MAPPO, "--set", "carla.port=3000"), "carla.port cannot be set for a cell"),
+        (("--profiles", TABULAR, "--cuda-graph-update"), "--cuda-graph-update does nothing here"),
+        (
+            ("--profiles", f"{CARLA}masac", "--carla-restart-mode", "docker", "--keep-carla"),
+            "--keep-carla does nothing with --carla-restart-mode docker",
+        ),
     ],
 )
+@pytest.mark.parametrize("dry", [True, False])
 def test_what_is_refused_before_anything_starts(
-    typed: Typed, tmp_path: Path, arguments: tuple[str, ...], what: str
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str, dry: bool
 ) -> None:
-    said = typed("matrix", "run", str(tmp_path / "m"), *arguments)
+    if "slurm" in arguments:
+        monkeypatch.setenv("PATH", str(tmp_path))  # there is no srun
+    said = typed("matrix", "run", str(tmp_path / "m"), *arguments, *(["--dry-run"] if dry else []))
     assert said.code == 2
     assert what in said.err
     assert not (tmp_path / "m").exists()
 
 
-def test_a_dry_run_for_an_engine_shows_the_slots_of_a_runner(typed: Typed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_server_that_is_not_there_and_a_folder_that_cannot_be(typed: Typed, tmp_path: Path, dry: bool) -> None:
+    pytest.importorskip("carla")
+    more = ["--dry-run"] if dry else []
+    carla = ("--profiles", f"{CARLA}masac", "--seeds", "0:1", "--carla-bin", "/nowhere/CarlaUE4.sh")
+    said = typed("matrix", "run", str(tmp_path / "m"), *carla, *more)
+    assert said.code == 2
+    assert "--carla-bin: /nowhere/CarlaUE4.sh is no program" in said.err
+    (tmp_path / "file").touch()
+    said = typed("matrix", "run", str(tmp_path / "file/m"), "--profiles", MAPPO, *more)
+    assert said.code == 21
+    assert "/file is no folder" in said.err
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_may_be_meant_is_noted(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencda_marl.launch.checks.cores", lambda: 2)
+    many = ("--profiles", MAPPO, "--seeds", "0:9", "--parallel", "100", "--carla-rpc-port", "3000", "--json")
+    assert _dry(typed, str(tmp_path / "m"), *many).answer["notes"] == [
+        "no cell of this matrix drives in CARLA: --carla-rpc-port does nothing",
+        "9 cells at once keep 9 cores busy, and this machine has 2: they slow each other",
+    ]
+
+
+def test_an_exclusion_of_nothing_and_a_value_given_twice(typed: Typed, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    for text, what in (
+        ("axes: {seed: '0:2'}\nexclude: [{seed: 7}]", "exclude: no cell is {seed: 7}"),
+        ("set: {max_steps: 9}\npairs: [{max_steps: 5}]", "max_steps varies in 'pairs', and is given elsewhere"),
+    ):
+        file.write_text(f"profile: {MAPPO}\n{text}\n")
+        said = _dry(typed, str(file))
+        assert (said.code, what in said.err) == (2, True), said.err
+
+
+def test_a_dry_run_for_an_engine_shows_the_slots_of_a_runner(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     engine = ("--engine", "slurm", "--runners", "4", "--parallel", "2", "--engine-set", "slurm_partition=gpu")
     said = typed(
         "matrix", "run", str(tmp_path), "--profiles", MAPPO, "--seeds", "0:9", *engine, "--dry-run", "--json"
     ).answer
     assert len(said["slots"]) == 2
-    assert said["notes"] == ["each runner that slurm places has these slots"]
+    assert said["notes"] == ["slurm places 4 runners, told slurm_partition=gpu; each runner has these slots"]
     assert said["options"]["engine_set"] == {"slurm_partition": "gpu"}
 
 
@@ -166,9 +223,9 @@ def test_a_matrix_file(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "rates.yaml"
     file.write_text(f"profile: {MAPPO}\naxes: {{seed: '0:2'}}\nbudgets: {{max_episodes: 2}}\nretries: {{error: 0}}\n")
     answer = _dry(typed, "rates.yaml", "--json").answer
-    assert (answer["name"], answer["folder"]) == ("rates", "runs/rates")
+    assert (answer["name"], answer["folder"]) == ("rates", str(tmp_path / "runs/rates"))
     assert answer["options"]["retries"] == {"error": 0}
-    assert _dry(typed, "rates.yaml", "--out", "elsewhere", "--json").answer["folder"] == "elsewhere"
+    assert _dry(typed, "rates.yaml", "--out", "elsewhere", "--json").answer["folder"] == str(tmp_path / "elsewhere")
     assert _dry(typed, "rates.yaml", "--profiles", MAPPO).code == 2
     assert _dry(typed, "nowhere.yaml").code == 2
 
@@ -312,5 +369,4 @@ def test_every_event_is_a_line() -> None:
     assert "10 episodes saved" in event_line("stopped", {**cell, "saved": 10})
     assert "no failure" in event_line("recycle", {**cell, "saved": 1})
     assert event_line("scaled", {"cells": 3, "before": 2, "steps_per_s": 99.6}) == "100 steps/s with 2: now 3 cells"
-    assert event_line("server_starting", {"slot": 0, "port": 2000}) == "server starting: slot 0, port 2000"
     assert event_line("draining", {}) == "draining"

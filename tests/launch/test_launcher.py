@@ -132,6 +132,19 @@ def test_recycling_is_no_failure(tmp_path: Path, plans: Callable[[int, str], Non
     assert heard.kinds().count("retrying") == 0
 
 
+def test_a_trainer_that_somebody_else_ends_is_tried_again_and_does_not_speak_for_itself(
+    tmp_path: Path, plans: Callable[[int, str], None]
+) -> None:
+    plans(0, "exit:130 fine")
+    heard = Heard()
+    assert launch(tmp_path / "m", matrix(1, 1), heard).finished == 1
+    (told,) = [facts for kind, facts in heard if kind == "retrying"]
+    assert told["failure"] == "signal"
+    assert told["error"].startswith("ended from outside")
+    assert [facts["attempt"] for kind, facts in heard if kind == "started"] == [1, 2]
+    assert event_line("started", heard[1][1]).endswith("started in slot 0")
+
+
 def test_recycling_that_gets_nowhere_is_one(tmp_path: Path, plans: Callable[[int, str], None]) -> None:
     plans(0, "exit:75 " * 12)
     assert launch(tmp_path / "m", matrix(1)).failed == ("000000000000",)
@@ -196,8 +209,9 @@ def test_a_missing_backend_is_one_line_and_no_server_is_started(tmp_path: Path) 
         tmp_path, made, heard, missing={"carla": why}, served=lambda one: one.family == "carla", server_for=None
     )
     assert (result.finished, len(result.failed)) == (1, 2)
-    failures = [facts["error"] for kind, facts in heard if kind == "failed"]
-    assert failures == ["the CARLA backend is not there"] * 2
+    failures = [facts for kind, facts in heard if kind == "failed"]
+    assert [facts["error"] for facts in failures] == ["the CARLA backend is not there"] * 2
+    assert not any("log:" in event_line("failed", facts) for facts in failures)  # no trainer has said anything
 
 
 class FakeServer:
@@ -270,12 +284,88 @@ def test_what_a_server_has_to_note_is_told(tmp_path: Path) -> None:
     assert "note: nvidia-smi sees it on GPU 1" in event_line("server_ready", told[0])
 
 
-def test_a_server_that_cannot_start_costs_the_cell_an_attempt(tmp_path: Path) -> None:
+def test_a_server_that_does_not_come_up_is_the_trouble_of_its_slot_and_of_no_cell(tmp_path: Path) -> None:
     server = FakeServer(Slot(0))
     server.refuse = 2
-    made = matrix([cell(0, family="carla")])
-    assert launch(tmp_path, made, served=lambda _cell: True, server_for=lambda _slot: server).finished == 1
-    assert _attempts(tmp_path, 0) == ["simulator", "simulator", "finished"]
+    made = matrix([cell(0, 1, family="carla")])
+    heard = Heard()
+    assert launch(tmp_path, made, heard, served=lambda _cell: True, server_for=lambda _slot: server).finished == 1
+    assert _attempts(tmp_path, 0) == ["finished"]
+    assert heard.kinds() == ["launched", "slot_set_aside", "slot_set_aside", "server_ready", "started", "finished"]
+
+
+class Refusing(FakeServer):
+    """That of slot 0 never comes up, nor does any, if `all`."""
+
+    all = False
+
+    def ready(self) -> bool:
+        if self.slot.index == 0 or self.all:
+            raise SimulatorError(f"port {self.slot.rpc_port} is taken\nby somebody", fix="choose another")
+        return True
+
+
+@pytest.mark.parametrize("parallel", [2, "auto"])
+def test_a_slot_without_a_server_burns_no_cell_and_another_one_does_its_work(tmp_path: Path, parallel: Any) -> None:
+    made = matrix([cell(k, 1, family="carla") for k in range(3)], parallel=parallel)
+    heard = Heard()
+    served = {"served": lambda _cell: True, "server_for": Refusing, "limit": 2}
+    assert launch(tmp_path, made, heard, **served).finished == 3
+    assert [_attempts(tmp_path, k) for k in range(3)] == [["finished"]] * 3
+    assert {facts["slot"] for kind, facts in heard if kind == "started"} == {1}
+    aside = next(facts for kind, facts in heard if kind == "slot_set_aside")
+    assert "slot 0: set aside, tried again in 0 s (failure 1): port 2000 is taken" in event_line(
+        "slot_set_aside", aside
+    )
+    told = json.loads((tmp_path / "launcher.json").read_bytes())["slots"]
+    assert [bool(slot["trouble"]) for slot in told] == [True, False]
+
+
+def test_cells_fail_when_no_slot_is_left_that_could_get_a_server(tmp_path: Path) -> None:
+    class Nowhere(Refusing):
+        all = True
+
+    made = matrix([cell(0, 1), *(cell(k, 1, family="carla") for k in (1, 2))], parallel=2, retries={"simulator": 1})
+    heard = Heard()
+    result = launch(tmp_path, made, heard, served=lambda one: one.family == "carla", server_for=Nowhere)
+    assert (result.finished, result.failed) == (1, ("000000000001", "000000000002"))
+    assert _attempts(tmp_path, 1) == _attempts(tmp_path, 2) == []
+    assert heard.kinds().count("slot_set_aside") >= 4
+    told = MatrixFolder(tmp_path).read_launch("000000000001")
+    assert told.error == "no slot can get a server: slot 0: port 2000 is taken; slot 1: port 2010 is taken"
+    last = next(facts for kind, facts in heard if kind == "failed")
+    assert event_line("failed", last).endswith("is taken\n  fix: choose another")  # and no log: there is none
+
+
+def test_a_runner_that_can_get_no_server_leaves_the_cells_to_others(tmp_path: Path) -> None:
+    made = matrix([cell(0, 1, family="carla")], retries={"simulator": 0})
+    with pytest.raises(SimulatorError, match="no slot can get a server: slot 0: port 2000 is taken"):
+        launch(tmp_path, made, served=lambda _cell: True, server_for=Refusing, shared=True)
+    assert MatrixFolder(tmp_path).read_launch("000000000000").state == "waiting"
+
+
+def test_a_cell_whose_simulator_failed_tries_another_slot(tmp_path: Path, plans: Callable[[int, str], None]) -> None:
+    plans(0, "exit:10 fine")
+    made = matrix([cell(k, 1, family="carla") for k in range(2)], parallel=2, retry_delay=1.0)
+    path = tmp_path / "m"
+    assert launch(path, made, served=lambda _cell: True, server_for=FakeServer).finished == 2
+    assert [at["slot"] for at in MatrixFolder(path).read_launch("000000000000").attempts] == [0, 1]
+
+
+def test_servers_of_others_and_those_that_start_are_told_apart(tmp_path: Path) -> None:
+    class Told(FakeServer):
+        def describe(self) -> dict[str, Any]:
+            return {"port": 2000, "mode": "process", "owned": owned, "phase": "starting" if owned else "looking"}
+
+    said = []
+    for owned in (True, False):
+        heard = Heard()
+        made = matrix([cell(0, 1, family="carla")])
+        launch(tmp_path / str(owned), made, heard, served=lambda _cell: True, server_for=Told)
+        said.append([event_line(kind, facts) for kind, facts in heard if kind.startswith("server")])
+    assert said[0][0] == "slot 0: its server is starting on port 2000"
+    assert said[0][1].startswith("slot 0: its server answers after ")
+    assert said[1] == ["slot 0: a server that is not ours answers on port 2000: used, never restarted"]
 
 
 # --- somebody stops it
@@ -372,7 +462,7 @@ def test_wishes_of_other_processes(tmp_path: Path, wish: str) -> None:
     with _elsewhere(path) as process:
         until(_saved(path), "two cells save an episode")
         MatrixFolder(path).ask(wish)
-        assert process.wait(PATIENCE) == (0 if wish == "drain" else 130)
+        assert process.wait(PATIENCE) == 130  # two cells have not begun
     folder = MatrixFolder(path)
     done = [one.id for one in matrix(4, 6).cells if is_done(one, folder.status(one.id))]
     assert len(done) == 2 if wish == "drain" else not done

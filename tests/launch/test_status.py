@@ -14,6 +14,7 @@ import pytest
 
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.launch.folder import Launch, MatrixFolder, Writer, is_done, saved_episodes, with_budgets
+from opencda_marl.launch.processes import read_process
 from opencda_marl.launch.status import find_cell, overview, recent_success, report, row
 from tests.launch.matrices import Heard, cell, launch, matrix
 
@@ -74,11 +75,18 @@ def test_each_state(tmp_path: Path) -> None:
     def state(launched: Launch) -> str:
         return str(row(folder, one, launched)["state"])
 
-    running = Launch("running", [{"number": 1, "pid": 7, "slot": 2}], made=1)
+    process = read_process(os.getpid())
+    assert process is not None
+    who = {"number": 1, "slot": 2, "pid": process.pid, "started_ticks": process.start_time}
+    running, gone = Launch("running", [who], made=1), Launch("running", [{**who, "started_ticks": 1}], made=1)
+    far = {**who, "host": "far"}
     assert state(running) == "starting"
+    assert state(gone) == "died"  # its launcher was killed before its first sign of life
+    assert state(Launch("running", [{**far, "started": time.time()}])) == "starting"
+    assert state(Launch("running", [{**far, "started": time.time() - 1e4}])) == "died"
     _status(run, phase="training", pid=6)  # of an earlier attempt
     assert state(running) == "starting"
-    _status(run, phase="training", pid=7, episode=6, step=5, env_steps=550, training_s=11.0, ms_per_step=20.0)
+    _status(run, phase="training", pid=process.pid, episode=6, step=5, env_steps=550, training_s=11.0, ms_per_step=20.0)
     assert state(running) == "died"  # nobody holds the run
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,14 +95,21 @@ def test_each_state(tmp_path: Path) -> None:
         assert found["progress"] == pytest.approx(0.55)
         assert found["eta_s"] == pytest.approx(11.0 * 0.45 / 0.55)
         assert found["ms_per_step"] == 20.0
-    _status(run, phase="interrupted", pid=7)
-    assert state(running) == "ending"
+        _status(run, phase="interrupted", pid=process.pid)
+        assert state(running) == "ending"
+    assert state(running) == "stopped"  # its launcher was killed: it has saved, and nobody has written it down
+    _status(run, phase="failed", pid=process.pid)
+    assert (state(running), state(gone)) == ("ending", "died")
     for other in ("retrying", "stopped", "failed"):
         assert state(Launch(other)) == other
     assert state(Launch("finished")) == "waiting"  # its budget was raised, or its run was taken away
     _status(run, **{**FINISHED, "episodes": 10})
     assert row(folder, one)["state"] == "finished"
     assert row(folder, one)["progress"] == 1.0
+    assert row(folder, one, Launch("finished", made=2, error="earlier"))["attempts"] == 2
+    with Writer(tmp_path) as writer:
+        writer.write_launch(one.id, Launch("finished", made=1))
+    assert row(folder, one)["attempts"] == 1
 
 
 def test_success_of_the_last_twenty(tmp_path: Path) -> None:

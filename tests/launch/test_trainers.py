@@ -14,11 +14,13 @@ from opencda_marl.core.run_folder import RunFolder, read_run
 from opencda_marl.launch.folder import Launch, MatrixFolder
 from opencda_marl.launch.plan import Options, Slot
 from opencda_marl.launch.trainers import (
+    Outcome,
     Watch,
     argv,
     classify,
     environment,
     forgiven,
+    in_matrix,
     kind_of,
     make_eager,
     retry_delay,
@@ -78,7 +80,13 @@ SAID = "loading …\nTraceback\nerror: the port is taken\n  by somebody\n  fix: 
         (32, SAID, None, "capture", "the port is taken"),
         (34, SAID, None, "memory", "the port is taken"),
         (75, "", None, "recycle", None),
-        (130, "stopped", None, "signal", "stopped"),
+        (
+            130,
+            "stopped",
+            None,
+            "signal",
+            "ended from outside, not by the launcher",
+        ),
         (130, "stopped", "stop", "stopped", None),
         (-15, "", "stop", "stopped", None),
         (-9, "", "stop", "stopped", None),
@@ -119,7 +127,7 @@ def test_every_error_of_the_tree_has_a_class_of_its_own() -> None:
     kinds = [
         kind_of(kind("x"))
         for name in errors.__all__
-        if isinstance(kind := getattr(errors, name), type) and kind is not errors.OpenCDAError
+        if isinstance(kind := getattr(errors, name), type) and kind not in (errors.OpenCDAError, errors.WorkerError)
     ]
     # a worker that died counts as whoever was killed: both go on from what was saved
     assert kinds.count("signal") == 2
@@ -233,3 +241,13 @@ def test_eager_after_a_failed_capture(tmp_path: Path) -> None:
     assert "it is eager now" in (run / "log.txt").read_text()
     make_eager(tmp_path / "nowhere", "")  # it had not begun
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_fix_inside_a_matrix_speaks_of_the_matrix() -> None:
+    def said(fix: str | None) -> str | None:
+        return in_matrix(Outcome("storage", "no room", fix), Path("runs/a b"))
+
+    again = "opencda-marl matrix retry 'runs/a b'; opencda-marl matrix run 'runs/a b'"
+    assert said("free some room, then continue with --resume") == f"free some room, then {again}"
+    assert said("start again from the last checkpoint (--resume); it has a limit") == f"{again}; it has a limit"
+    assert (said("chmod it"), said(None)) == ("chmod it", None)
