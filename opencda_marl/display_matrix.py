@@ -110,7 +110,8 @@ def _order(state: str) -> int:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    of = "" if row["episodes"] is None else f"/{row['episodes']}"
+    beyond = row["episodes"] is None or (row["episode"] or 0) > row["episodes"]  # its budget was lowered since
+    of = "" if beyond else f"/{row['episodes']}"
     slot = "" if row["slot"] is None else f" in {row['slot']}"
     return [
         plain(row["name"]),
@@ -245,7 +246,7 @@ def show_matrix(console: Console, answer: Mapping[str, Any]) -> None:
     for slot in answer["slots"]:
         if slot.get("trouble"):
             where = f"slot {slot['index']}" + (f" of {slot['runner']}" if slot.get("runner") else "")
-            console.print(f"{where}: set aside, its server: {slot['trouble']}", markup=False, soft_wrap=True)
+            console.print(f"{where}: set aside, its server: {plain(slot['trouble'])}", markup=False, soft_wrap=True)
     console.print(_whole(rows, answer["steps_per_s"]), markup=False, soft_wrap=True)
 
 

@@ -83,6 +83,11 @@ def prepare(asked: Asked, tables: Mapping[str, Table] | None = None) -> Plan:
 
 def _request(asked: Asked) -> Request | None:
     """What is to be multiplied out; None: the matrix that is there."""
+    if asked.target is not None and asked.target.name == "matrix.json" and asked.target.is_file():
+        raise ConfigError(
+            f"{typed(asked.target)} is what a matrix folder keeps, not a matrix file",
+            fix=f"name the folder: opencda-marl matrix run {typed(asked.target.parent)}",
+        )
     if asked.target is not None and (asked.target.is_file() or asked.target.suffix in (".yaml", ".yml")):
         if asked.profiles or asked.seeds is not None:
             raise ConfigError(

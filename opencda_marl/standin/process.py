@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,18 +89,20 @@ def serve(options: Options) -> int:
 
 def _listen(options: Options, *, silent: bool) -> list[socket.socket]:
     """RPC, streaming, and the secondary port, which is only held."""
-    found = [_bound(options.rpc_port, silent=silent)]
-    port = int(found[0].getsockname()[1])
-    streaming = port + 1 if options.streaming_port is None else options.streaming_port
-    found.append(_bound(streaming, silent=silent))
-    if options.secondary_port != 0 and (options.rpc_port or options.secondary_port is not None):
-        second = port + 2 if options.secondary_port is None else options.secondary_port
-        found.append(_bound(second, silent=silent, listening=False))
-    return found
+    with ExitStack() as undo:  # what was bound is let go of when the next one cannot be had
+        found = [_bound(options.rpc_port, undo, silent=silent)]
+        port = int(found[0].getsockname()[1])
+        streaming = port + 1 if options.streaming_port is None else options.streaming_port
+        found.append(_bound(streaming, undo, silent=silent))
+        if options.secondary_port != 0 and (options.rpc_port or options.secondary_port is not None):
+            second = port + 2 if options.secondary_port is None else options.secondary_port
+            found.append(_bound(second, undo, silent=silent, listening=False))
+        undo.pop_all()
+        return found
 
 
-def _bound(port: int, *, silent: bool, listening: bool = True) -> socket.socket:
-    found = socket.socket()
+def _bound(port: int, undo: ExitStack, *, silent: bool, listening: bool = True) -> socket.socket:
+    found = undo.enter_context(socket.socket())
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not silent))
     found.bind((HOST, port))
     if listening and not silent:

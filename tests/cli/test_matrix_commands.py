@@ -13,7 +13,7 @@ from rich.console import Console
 from said import ROOT, Said, python
 
 from opencda_marl.core.checkpoint import Checkpoints
-from opencda_marl.display_matrix import MatrixDisplay, event_line
+from opencda_marl.display_matrix import MatrixDisplay, event_line, show_matrix
 from opencda_marl.launch.folder import Launch, MatrixFolder, Writer
 from opencda_marl.simulators import carla_session
 
@@ -311,7 +311,12 @@ def test_wishes_where_nobody_is_at_work(typed: Typed, tmp_path: Path) -> None:
         cell = writer.read().cells[0].id
         writer.write_launch(cell, Launch("failed", made=3, error="why", failure="simulator"))
     assert "simulator: why" in typed("matrix", "status", str(path)).out
+    assert "1 failed cell begins anew" in typed("matrix", "retry", str(path)).out
+    with Writer(path) as writer:
+        writer.write_launch(cell, Launch("failed", made=3, error="why", failure="simulator"))
     assert typed("matrix", "retry", str(path), "--json").answer["cells"] == [cell]
+    said = typed("matrix", "run", str(path / "matrix.json"))
+    assert (said.code, "is what a matrix folder keeps" in said.err) == (2, True)
     assert MatrixFolder(path).read_launch(cell).state == "waiting"
     assert typed("matrix", "retry", str(path), "nobody").code == 2
     assert typed("matrix", "logs", str(path), "-f", "--json").code == 2
@@ -355,6 +360,22 @@ def test_the_table_in_a_terminal_and_lines_elsewhere(capsys: pytest.CaptureFixtu
         now[0] = 31.0
         display("beat", {"rows": rows, "steps_per_s": 10.0})
         assert capsys.readouterr().out == "31 cells: 1 running, 30 waiting; 10 steps/s\n"
+
+
+def test_names_and_errors_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "a\x1b[2Jb\nc"
+    assert event_line("finished", {"cell": "abc", "name": bad}) == "a\\x1b[2Jb\\nc (abc): finished"
+    console = Console(width=200)
+    with MatrixDisplay(console) as display:
+        display("retrying", {"cell": "abc", "name": bad, "failure": "error", "error": bad, "count": 1, "allowed": 2,
+                             "delay": 1.0})  # fmt: skip
+    row = {**ROW, "name": bad, "error": bad, "episode": 3, "episodes": 2}
+    slot = {"index": 1, "trouble": bad}
+    show_matrix(console, {"name": bad, "launcher": None, "cells": [row], "slots": [slot], "steps_per_s": None})
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "slot 1: set aside, its server: a\\x1b[2Jb" in shown
+    assert "3/2" not in shown  # the budget was lowered
 
 
 def test_every_event_is_a_line() -> None:
