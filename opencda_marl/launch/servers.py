@@ -278,11 +278,13 @@ class ProcessServer:
         answer = None if self._probe is None else self._probe.poll()
         if answer is None:
             return
-        if answer.kind in ("closed", "silent"):  # still loading
+        listening = listeners(self.port)
+        # still loading; or it died while it was asked, which the keeper tells in a moment
+        if answer.kind in ("closed", "silent") or (answer.kind == "other" and not listening):
             self._look()
             return
         ours = _processes(kept)
-        if listeners(self.port) and not listeners(self.port, ours):
+        if listening and not listeners(self.port, ours):
             raise SimulatorError(
                 f"port {self.port} is answered by {holder(self.port)}, not by the server that was started for it",
                 fix="stop that process, or choose another --carla-rpc-port",
