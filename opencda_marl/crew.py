@@ -5,6 +5,8 @@ hands its line and its state to worker 0, which alone writes the run folder and 
 That makes every end simple: whoever has to stop saves that boundary (worker 0) or just goes (the others).
 
 `Alone` is the crew of a run with one worker: it meets nobody, and costs nothing.
+
+Longer than other modules, because both crews answer the same calls and are to be read side by side.
 """
 
 from __future__ import annotations

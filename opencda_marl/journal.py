@@ -1,4 +1,7 @@
-"""What the training loop writes down: lines, checkpoints, scalars, events. It watches the loop and never steers it."""
+"""What the training loop writes down: lines, checkpoints, scalars, events. It watches the loop and never steers it.
+
+Longer than other modules, because what is kept at an episode's end must be one state, so who writes it stands together.
+"""
 
 from __future__ import annotations
 
