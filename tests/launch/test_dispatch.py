@@ -123,12 +123,12 @@ def test_a_killed_runner_is_replaced_and_its_cells_go_on(tmp_path: Path) -> None
             killed.append(facts["runner"])
             os.kill(engine.jobs[facts["runner"]].kept.child_pid, signal.SIGKILL)
 
-    heard = Heard()
-    assert dispatch(tmp_path, made(), listen, engine=engine).finished == 6
+    heard, wanted = Heard(), made(6, 20)  # no cell ends before its runner is killed
+    assert dispatch(tmp_path, wanted, listen, engine=engine).finished == 6
     assert len(MatrixFolder(tmp_path).runners()) == 3
     assert sum("abandoned" in one for one in _attempts(tmp_path, 6)) == 1
-    launch(tmp_path / "one", matrix(6, 4))
-    assert weights(tmp_path, made()) == weights(tmp_path / "one", made())
+    launch(tmp_path / "one", matrix(6, 20))
+    assert weights(tmp_path, wanted) == weights(tmp_path / "one", wanted)
 
 
 def test_runners_outlive_their_dispatcher_and_are_found_again(tmp_path: Path) -> None:
