@@ -2,8 +2,8 @@
 
     python drill.py FOLDER REQUEST.json      the command that is typed again and again
 
-Trainers are the real ones, or those of tests/launch/trainee.py; servers are stand-ins, one for each slot, which the
-trainers do not need: what dies with them is the point.
+Trainers are the real ones, or those of tests/launch/trainee.py; servers are stand-ins, one for each slot. Only the
+cells of `OnCarla` drive in them; for the others what dies with them is the point.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from opencda_marl.launch.servers import ServerOptions, make_server, server_argv
 from opencda_marl.launch.trainers import PROGRAM
 from opencda_marl.standin import install
 
-__all__ = ["Drill", "Fakes", "Real"]
+__all__ = ["Drill", "Fakes", "OnCarla", "Real"]
 
 ROOT = Path(__file__).parents[2]
 FORGIVING = dict.fromkeys(("simulator", "deadline", "memory", "signal", "storage", "error"), 1000)
@@ -64,6 +64,16 @@ class Real:
         """All that a run has learned, bit by bit."""
         found = Checkpoints(run / "checkpoints").load("latest")
         return {name: (array.dtype.str, array.tobytes()) for name, array in found.state.tensors.items()}
+
+
+@dataclass(frozen=True)
+class OnCarla(Real):
+    """Cells that drive in their slot's server."""
+
+    def request(self) -> dict[str, Any]:
+        asked = super().request()
+        fixed = [*asked["fixed"], "carla.tick_timeout=2.0", "carla.connect_timeout=5.0"]
+        return {**asked, "profiles": ["momarl/intersection/mappo"], "fixed": fixed}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.drill import Drill, Fakes, Real, same, strangers
+from tests.launch.drill import Drill, Fakes, OnCarla, Real, same, strangers
 from tests.launch.real import free_ports, until
 
 SEEDS = [1, 2]
@@ -45,3 +45,12 @@ def test_real_cells_in_chaos(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_six_real_cells_in_chaos(tmp_path: Path, seed: int) -> None:
     _drilled(tmp_path, Real(6, 4), seed, seconds=75.0, pause=(0.5, 6.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_four_cells_on_carla_in_chaos(tmp_path: Path) -> None:
+    """Servers that the cells need, which die, stand still and lose their ports."""
+    pytest.importorskip("carla")
+    wild = _drilled(tmp_path, OnCarla(4, 4), 5, seconds=75.0, pause=(0.5, 6.0))
+    assert any("to server" in said and not said.startswith("no ") for said in wild.said), wild.said
