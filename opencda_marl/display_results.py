@@ -146,8 +146,12 @@ def show_parity(console: Console, answer: Mapping[str, Any]) -> None:
         "time_s": "time since departure at the same progress, s",
         "place_at_time_m": "place at the same time, m",
         "departure_s": "departure, s",
+        "reward": "reward of the same decision",
     }
-    rows = [(text, *(number(answer[key][what], 2) for what in ("median", "p95", "max"))) for key, text in names.items()]
+    rows = [
+        (text, *(number(answer[key][what], 3 if key == "reward" else 2) for what in ("median", "p95", "max")))
+        for key, text in names.items()
+    ]
     title = f"{answer['compared']} vehicles in both, seed {answer['seed']}: differences"
     show_table(console, ("of", "median", "95 %", "largest"), rows, title=title)
     sumo, carla = answer["figures"]["sumo"], answer["figures"]["carla"]

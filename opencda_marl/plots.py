@@ -277,11 +277,11 @@ def parity_plot(
     title: str,
     out: Path,
 ) -> Path:
-    """The same episode in two simulators: how far apart at the same progress; who is there, arrives, crashes, how fast.
+    """The same episode in two simulators: how far apart; who is there, arrives, crashes, how fast; what is earned.
 
     Args:
         sumo, carla: as `env.trajectory()` gives them.
-        errors: `progress` and `place` of each sample. [m]
+        errors: `progress` and `place` of each sample [m]; `step` and `reward` of each decision in both.
         step_length: [s].
         title: a line above.
         out: the PNG file.
@@ -289,8 +289,8 @@ def parity_plot(
     Returns:
         `out`.
     """
-    with _drawing(out, 11.0, 7.0) as figure:
-        axes = figure.subplots(2, 2)
+    with _drawing(out, 15.0, 7.0) as figure:
+        axes = figure.subplots(2, 3)
         axes[0, 0].plot(errors["progress"], errors["place"], ".", ms=1.5, alpha=0.4, color=_CRASH, rasterized=True)
         axes[0, 0].set_xlabel("progress along the route [m]")
         axes[0, 0].set_ylabel("apart at the same progress [m]")
@@ -301,6 +301,9 @@ def parity_plot(
             mean = np.divide(speeds, there, out=np.full(len(steps), np.nan), where=there > 0)
             axes[0, 1].plot(time, mean, color=colour, label=name)
             axes[1, 0].plot(time, there, color=colour, label=name)
+            order = np.argsort(tracks["reward_step"], kind="stable")
+            earned = np.cumsum(tracks["reward"].sum(-1)[order])
+            axes[0, 2].step(tracks["reward_step"][order] * step_length, earned, where="post", color=colour, label=name)
             for ending, line in ((Ending.ARRIVED, "-"), (Ending.COLLIDED, ":")):
                 when = np.sort(tracks["end_step"][tracks["end_ending"] == ending]) * step_length
                 label = f"{name}, {ending.name.lower()}"
@@ -310,8 +313,12 @@ def parity_plot(
         axes[0, 1].set_ylabel("mean speed [m/s]")
         axes[1, 0].set_ylabel("vehicles on the road")
         axes[1, 1].set_ylabel("vehicles so far")
-        for axis in (axes[0, 1], axes[1, 0], axes[1, 1]):
+        axes[0, 2].set_ylabel("reward of all vehicles so far")
+        axes[1, 2].plot(errors["step"] * step_length, errors["reward"], ".", ms=2.0, alpha=0.5, color=_CRASH)
+        axes[1, 2].set_ylabel("reward of the same decision, CARLA - SUMO")
+        for axis in (axes[0, 1], axes[0, 2], axes[1, 0], axes[1, 1], axes[1, 2]):
             axis.set_xlabel("time [s]")
+        for axis in (axes[0, 1], axes[0, 2], axes[1, 0], axes[1, 1]):
             axis.legend(frameon=False, fontsize=8)
         figure.suptitle(title)
     return out

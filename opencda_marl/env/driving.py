@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from opencda_marl.core.conflicts import Conflicts, conflict_zones
 from opencda_marl.core.errors import NotFiniteError, OpenCDAError
@@ -298,10 +298,23 @@ class DrivingEnv:
             return
         slots, endings = events.slots[mine], events.endings[mine]
         removed = endings == Ending.REMOVED
-        closed.append(self._ledger.close(slots, self.state.ids, ~removed, removed))
+        self._close(closed, slots, ~removed, removed)
         self._book.add_lives(self._ledger.life[slots])
         if removed.any():
             final.append(self._observe(slots[removed]))
+
+    def _close(
+        self,
+        closed: list[Closed],
+        slots: Int64[np.ndarray, " closed"],
+        terminated: Bool[np.ndarray, " closed"],
+        truncated: Bool[np.ndarray, " closed"],
+    ) -> None:
+        """Their decisions end here."""
+        found = self._ledger.close(slots, self.state.ids, terminated, truncated)
+        closed.append(found)
+        if self._trajectory is not None:
+            self._trajectory.earn(self.state.step, found)
 
     def _observe(self, rows: Int64[np.ndarray, " rows"]) -> Observation:
         with self._spans("observe"):
@@ -323,7 +336,7 @@ class DrivingEnv:
             if everyone and len(self._ledger.rows):
                 rows = self._ledger.rows
                 on = np.zeros(len(rows), np.bool_)
-                closed.append(self._ledger.close(rows, self.state.ids, on, on))
+                self._close(closed, rows, on, on)
             observation = self._observe(due)
             self._book.count_rows(observation)
             return Step(
@@ -341,7 +354,7 @@ class DrivingEnv:
         rows = self._ledger.rows
         if len(rows):
             cut = np.ones(len(rows), np.bool_)
-            closed.append(self._ledger.close(rows, self.state.ids, ~cut, cut))
+            self._close(closed, rows, ~cut, cut)
             self._book.add_lives(self._ledger.life[rows])
             final.append(self._observe(rows))
         self._due, self._done = _NO_SLOTS, True

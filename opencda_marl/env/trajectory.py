@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
+from opencda_marl.core.spec import Closed
 from opencda_marl.core.state import Events, TrafficState
 
 __all__ = ["Trajectory"]
@@ -21,6 +22,7 @@ class Trajectory:
         self._drivers: list[np.ndarray] = []
         self._values: list[Float64[np.ndarray, "rows fields"]] = []
         self._ends: list[tuple[int, int, int, int]] = []  # step, id, ending, partner
+        self._earned: list[tuple[int, Int64[np.ndarray, " closed"], Float32[np.ndarray, "closed objectives"]]] = []
 
     def add(self, state: TrafficState, events: Events) -> None:
         """One step: every living vehicle, and the last values of those that ended in it."""
@@ -34,8 +36,14 @@ class Trajectory:
         for identity, ending, partner in zip(events.ids, events.endings, events.partners, strict=True):
             self._ends.append((state.step, int(identity), int(ending), int(partner)))
 
+    def earn(self, step: int, closed: Closed) -> None:
+        """What decisions that ended in this step have brought."""
+        self._earned.append((step, closed.ids, closed.rewards))
+
     def arrays(self) -> dict[str, np.ndarray]:
-        """Columns of equal length (step, id, route, driver, values [rows, fields]) and of the ends (end_…)."""
+        """Columns of equal length: step, id, route, driver, values [rows, fields]; of the ends (end_…); of decisions
+        (reward_step, in which one ended, reward_id, reward [decisions, objectives]).
+        """
         if not self._ids:
             return {}
         ends = np.array(self._ends, np.int64).reshape(-1, 4)
@@ -49,4 +57,15 @@ class Trajectory:
             "end_id": ends[:, 1].copy(),
             "end_ending": ends[:, 2].astype(np.int8),
             "end_partner": ends[:, 3].copy(),
+            **self._rewards(),
+        }
+
+    def _rewards(self) -> dict[str, np.ndarray]:
+        if not self._earned:
+            return {}
+        steps = [np.full(len(ids), step, np.int32) for step, ids, _ in self._earned]
+        return {
+            "reward_step": np.concatenate(steps),
+            "reward_id": np.concatenate([ids for _, ids, _ in self._earned]),
+            "reward": np.concatenate([rewards for _, _, rewards in self._earned]),
         }

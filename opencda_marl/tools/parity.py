@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from safetensors.numpy import load_file
 
 from opencda_marl.core.errors import ConfigError
@@ -107,9 +107,10 @@ def compare(sumo: Tracks, carla: Tracks, step_length: float) -> dict[str, Any]:
         step_length: [s]
 
     Returns:
-        `place_m`, `heading_deg`, `speed_ms` and `time_s` at the same progress, `place_at_time_m`, `departure_s`:
-        median, 95th percentile and largest of the absolute differences; arrivals and crashes of both;
-        `frames_agree`; and `errors`, arrays for the plot (progress, place).
+        `place_m`, `heading_deg`, `speed_ms` and `time_s` at the same progress, `place_at_time_m`, `departure_s`,
+        `reward` of the decisions that ended in the same step: median, 95th percentile and largest of the absolute
+        differences; arrivals and crashes of both; `frames_agree`; and `errors`, arrays for the plot (progress, place,
+        and step, reward).
 
     Raises:
         ConfigError: no vehicle drove in both.
@@ -129,6 +130,7 @@ def compare(sumo: Tracks, carla: Tracks, step_length: float) -> dict[str, Any]:
             "no vehicle drove in both simulators", fix="raise max_steps or demand.rate_vph, or choose another --seed"
         )
     joined = {name: np.concatenate(values) for name, values in differences.items()}
+    steps, joined["reward"] = _rewards_apart(sumo, carla)
     spread = {name: _spread(np.abs(values)) for name, values in joined.items()}
     agree = spread["place_m"]["p95"] < FRAME and spread["heading_deg"]["p95"] < _TURNED
     return {
@@ -136,7 +138,12 @@ def compare(sumo: Tracks, carla: Tracks, step_length: float) -> dict[str, Any]:
         "frames_agree": agree,
         **spread,
         "ends": {"sumo": _ends(sumo), "carla": _ends(carla)},
-        "errors": {"progress": np.concatenate(along), "place": joined["place_m"]},
+        "errors": {
+            "progress": np.concatenate(along),
+            "place": joined["place_m"],
+            "step": steps,
+            "reward": joined["reward"],
+        },
     }
 
 
@@ -173,6 +180,21 @@ def _apart(
         "place_at_time_m": np.hypot(*(other[both, :2] - then).T),
         "departure_s": np.array([other[0, 5] - one[0, 5]]),
     }
+
+
+def _rewards_apart(
+    sumo: Tracks, carla: Tracks
+) -> tuple[Int64[np.ndarray, " decisions"], Float64[np.ndarray, " decisions"]]:
+    """Of decisions of one vehicle that ended in one step in both: that step, and how much more CARLA gave."""
+    keys, sums = zip(*map(_earned, (sumo, carla)), strict=True)
+    same, here, there = np.intersect1d(*keys, return_indices=True)
+    return same >> 32, sums[1][there] - sums[0][here]
+
+
+def _earned(tracks: Tracks) -> tuple[Int64[np.ndarray, " decisions"], Float64[np.ndarray, " decisions"]]:
+    """Step and vehicle of each decision as one number, and the sum of what it brought."""
+    keys = (tracks["reward_step"].astype(np.int64) << 32) + tracks["reward_id"]
+    return keys, tracks["reward"].sum(-1, dtype=np.float64)
 
 
 def _spread(values: Float64[np.ndarray, " samples"]) -> dict[str, float]:

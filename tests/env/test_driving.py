@@ -392,9 +392,16 @@ def test_trajectories_show_every_vehicle_in_every_step() -> None:
     assert env.trajectory() == {}
     env.record_trajectory(True)
     step = env.reset(3)
+    closed = []
     while not step.done:
         step = env.step(Action(np.zeros((len(step.observation), 1), np.float32)))
+        closed.append(step.closed)
     tracks = env.trajectory()
+    assert tracks["reward_id"].tolist() == [int(i) for one in closed for i in one.ids]
+    assert np.array_equal(tracks["reward"], np.concatenate([one.rewards for one in closed]))
+    ended = dict(zip(tracks["end_id"].tolist(), tracks["end_step"].tolist(), strict=True))
+    last = dict(zip(tracks["reward_id"].tolist(), tracks["reward_step"].tolist(), strict=True))
+    assert all(step == last[vehicle] for vehicle, step in ended.items() if vehicle in last)
     rows = [(t, int(s)) for t, shown in enumerate(simulator.log) for s in [*shown.state.rows(), *shown.events.slots]]
     assert tracks["step"].tolist() == [t for t, _ in rows]
     expected = np.array([simulator.log[t].state.values[s] for t, s in rows])

@@ -32,6 +32,9 @@ def _tracks(speed: float, *, begin: int = 1, north: float = 3.0, turned: float =
         "end_step": step[-1:].astype(np.int32),
         "end_id": np.array([7]),
         "end_ending": np.array([int(Ending.ARRIVED)], np.int8),
+        "reward_step": step[9::10].astype(np.int32),
+        "reward_id": np.full(len(step[9::10]), 7),
+        "reward": np.tile(np.array([[0.0, -speed / 100.0, 0.0]], np.float32), (len(step[9::10]), 1)),
     }
 
 
@@ -45,6 +48,7 @@ def test_differences_by_hand() -> None:
     # the last place of the slow one, 5 + 0.45 * 99 m along: it took 99 steps, the fast one nine tenths of them
     assert found["time_s"]["max"] == pytest.approx(99 * DT * 0.1, abs=1e-4)
     assert found["frames_agree"]
+    assert found["reward"] == {"median": 0.0, "p95": 0.0, "max": 0.0}, "no decision ended in the same step"
     assert found["ends"]["sumo"] == {"arrived": 1, "collided": 0, "removed": 0}
 
 
@@ -57,6 +61,13 @@ def test_a_wrong_sign_or_angle_shows() -> None:
     assert not turned["frames_agree"]
     whole = compare(_tracks(10.0, turned=np.pi), _tracks(10.0, turned=-np.pi), DT)
     assert whole["frames_agree"], "the same direction"
+
+
+def test_rewards_of_the_same_decisions() -> None:
+    found = compare(_tracks(10.0), _tracks(8.0), DT)
+    assert found["reward"]["median"] == pytest.approx(0.02, abs=1e-6)
+    assert found["errors"]["step"].tolist() == list(range(10, 101, 10))
+    assert found["errors"]["reward"] == pytest.approx(0.02, abs=1e-6), "the slower one lost less"
 
 
 def test_nobody_in_both() -> None:
@@ -88,4 +99,5 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert answer["compared"] > 3
     assert answer["place_m"]["median"] < 0.05
     assert answer["departure_s"]["max"] == 0.0, "the same demand"
+    assert answer["reward"]["median"] < 0.01
     assert Path(answer["plot"]).is_file()
