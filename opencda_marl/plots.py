@@ -294,22 +294,22 @@ def parity_plot(
         axes[0, 0].plot(errors["progress"], errors["place"], ".", ms=1.5, alpha=0.4, color=_CRASH, rasterized=True)
         axes[0, 0].set_xlabel("progress along the route [m]")
         axes[0, 0].set_ylabel("apart at the same progress [m]")
-        for name, tracks, colour in (("SUMO", sumo, "#2c5fa8"), ("CARLA", carla, "#8a5a00")):
+        for name, tracks, colour, width in (("SUMO", sumo, "#2c5fa8", 3.0), ("CARLA", carla, "#e0a03a", 1.2)):
             steps = np.arange(1, int(tracks["step"].max()) + 1)
             time, there = steps * step_length, np.bincount(tracks["step"], minlength=len(steps) + 1)[1:]
             speeds = np.bincount(tracks["step"], weights=tracks["values"][:, Field.SPEED], minlength=len(steps) + 1)[1:]
             mean = np.divide(speeds, there, out=np.full(len(steps), np.nan), where=there > 0)
-            axes[0, 1].plot(time, mean, color=colour, label=name)
-            axes[1, 0].plot(time, there, color=colour, label=name)
+            axes[0, 1].plot(time, mean, color=colour, lw=width, label=name)
+            axes[1, 0].plot(time, there, color=colour, lw=width, label=name)
             order = np.argsort(tracks["reward_step"], kind="stable")
             earned = np.cumsum(tracks["reward"].sum(-1)[order])
-            axes[0, 2].step(tracks["reward_step"][order] * step_length, earned, where="post", color=colour, label=name)
+            when = tracks["reward_step"][order] * step_length
+            axes[0, 2].step(when, earned, where="post", color=colour, lw=width, label=name)
             for ending, line in ((Ending.ARRIVED, "-"), (Ending.COLLIDED, ":")):
                 when = np.sort(tracks["end_step"][tracks["end_ending"] == ending]) * step_length
                 label = f"{name}, {ending.name.lower()}"
-                axes[1, 1].step(
-                    np.append(0.0, when), np.arange(len(when) + 1), line, where="post", color=colour, label=label
-                )
+                counts = np.arange(len(when) + 1)
+                axes[1, 1].step(np.append(0.0, when), counts, line, where="post", color=colour, lw=width, label=label)
         axes[0, 1].set_ylabel("mean speed [m/s]")
         axes[1, 0].set_ylabel("vehicles on the road")
         axes[1, 1].set_ylabel("vehicles so far")

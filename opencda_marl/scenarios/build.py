@@ -41,6 +41,9 @@ _OPTIONS = (
 )
 _STAMP = re.compile(r"<!-- generated on .*?-->\n*", re.DOTALL)
 _DATE = re.compile(r'(<header [^>]*?) date="[^"]*"')
+_HEADER = re.compile(r"<header ([^>]*)/>")
+_PLACED = r"<header \1><geoReference>+proj=tmerc +lat_0=0 +lon_0=0</geoReference></header>"
+"""CARLA's client warns of a map that lies nowhere on Earth."""
 
 
 def _sha256(path: Path) -> str:
@@ -87,7 +90,7 @@ def build(name: str, destination: Path) -> dict[str, Any]:
             raise SimulatorError(f"netconvert could not build {name!r}: {done.stderr.strip()}")
         for result in results:
             text = (Path(scratch) / result).read_text(encoding="utf-8")
-            text = _DATE.sub(r"\1", _STAMP.sub("", text))
+            text = _HEADER.sub(_PLACED, _DATE.sub(r"\1", _STAMP.sub("", text)))
             (destination / result).write_text(text, encoding="utf-8", newline="\n")
     said = subprocess.run([netconvert, "--version"], capture_output=True, text=True, check=True).stdout
     sources = sorted(["intersection.nod.xml", "intersection.edg.xml", "intersection.con.xml", *NETWORKS[name]])

@@ -166,7 +166,7 @@ def _straight(length: float, lanes: int) -> str:
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n<OpenDRIVE>'
         f'<header revMajor="1" revMinor="4" name="StandIn" version="1.00" north="10" south="-10" east="{half}" '
-        f'west="-{half}"/>'
+        f'west="-{half}"><geoReference>+proj=tmerc +lat_0=0 +lon_0=0</geoReference></header>'
         f'<road name="" length="{length}" id="1" junction="-1"><link/><type s="0" type="town"/><planView>'
         f'<geometry s="0" x="-{half}" y="0" hdg="0" length="{length}"><line/></geometry></planView>'
         '<elevationProfile><elevation s="0" a="0" b="0" c="0" d="0"/></elevationProfile><lateralProfile/>'
