@@ -101,13 +101,16 @@ def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS)
         found: what `judge` returned.
         rivals: those that should be in it.
     """
-    lines = [_sentence(one) for one in found]
+    driven = [one for one in found if one["vehicles"]]
+    lines = [_sentence(one) for one in driven]
+    if len(driven) < len(found):
+        lines.append("nothing to compare where nobody arrived or crashed: episodes are too short for that (max_steps)")
     missing = [_NAMES.get(name, name) for name in rivals if name not in {one["rival"] for one in found}]
     if missing:
         lines.append(f"not compared with {', '.join(missing)}")
-    if found and min(one["vehicles"] for one in found) < _FEW:
-        least = min(one["vehicles"] for one in found)
-        points = round(100.0 / max(1, least) ** 0.5)  # two standard errors of a rate of a half
+    if driven and min(one["vehicles"] for one in driven) < _FEW:
+        least = min(one["vehicles"] for one in driven)
+        points = round(100.0 / least**0.5)  # two standard errors of a rate of a half
         lines.append(f"(only {counted(least, 'vehicle')}: rates are known to some {points} points at the worst)")
     return lines
 

@@ -126,11 +126,13 @@ class Session:
         settings = self._settings
         answer = look(settings.port, host=settings.host, timeout=settings.connect_timeout)
         if answer.kind == "closed":
+            _resolve(settings.host)
             raise SimulatorError(f"there is no server on {self._where}", fix=start_command(settings.port))
         if answer.kind == "silent":
             raise DeadlineError(
                 f"somebody listens on {self._where}, and did not answer within {settings.connect_timeout:g} s",
-                fix="a server that loads needs longer (carla.connect_timeout); one that hangs must be started again",
+                fix="a server that loads needs longer (carla.connect_timeout); one that hangs must be started again; "
+                "and carla.port may be that of another service",
             )
         if answer.version is None:
             raise SimulatorError(
@@ -256,6 +258,15 @@ class Session:
                 world.apply_settings(found)
         self._client = None
         self._claim.close()
+
+
+def _resolve(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise SimulatorError(
+            f"carla.host: {host!r} has no IPv4 address", fix="a name that this machine resolves, or 127.0.0.1"
+        ) from error
 
 
 def _claim(where: str) -> socket.socket:

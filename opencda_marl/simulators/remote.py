@@ -313,5 +313,7 @@ class RemoteSimulator:
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         raise SimulatorError(
             f"the simulator's process died ({how}) while {self._doing}",
-            fix="start again from the last checkpoint (--resume)",
+            fix="start again; its server, if it has one, may need a fresh start, too"
+            if self._doing == "starting"
+            else "start again from the last checkpoint (--resume)",
         )

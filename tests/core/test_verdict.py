@@ -61,6 +61,10 @@ def test_sentences() -> None:
         "more get through (92.5 against 60.0 %), delay 1.2 against 1.2 s",
         "not compared with full speed",
     ]
+    nobody = [{**one, "vehicles": 0} for one in judge(rows, "mine")]
+    assert in_words(nobody, rivals=[]) == [
+        "nothing to compare where nobody arrived or crashed: episodes are too short for that (max_steps)"
+    ]
     assert in_words([]) == ["not compared with random driving, full speed, SUMO's priority rule"]
     few = [_answer("mine", 0, 5, episodes=2), _answer("random", 0, 5, episodes=2)]
     said = in_words(judge(few, "mine"), rivals=["random"])

@@ -147,6 +147,7 @@ def test_nobody_there() -> None:
     port = _free_port()
     error = _refused(port)
     assert f"there is no server on 127.0.0.1:{port}" in str(error)
+    assert "carla.host: 'no such host' has no IPv4 address" in str(_refused(port, host="no such host"))
     assert f"CarlaUE4.sh -carla-rpc-port={port} " in str(error)
     assert f"opencda-marl carla-standin --rpc-port {port}" in str(error)
 
