@@ -39,7 +39,7 @@ def _run(path: Path, episodes: tuple[int, ...], best: int) -> Path:
 
 
 def _row(policy: str, rate: float, **changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"policy": policy, "rate_vph": rate, "vehicles": 30, "throughput_vph": 1234.4}
+    row: dict[str, Any] = {"policy": policy, "rate_vph": rate, "episodes": 1, "vehicles": 30, "throughput_vph": 1234.4}
     row |= {"success_rate": 0.9, "collision_rate": 0.1, "near_miss_rate": None, "mean_delay_s": 2.0}
     row["per_episode"] = [{"seed": 1, "scheduled": 40, "arrived": 27, "collided": 3, "removed": 0}]
     return row | {"running_at_end": 3.25, "waiting_at_end": 0.0} | changes
@@ -79,6 +79,8 @@ def quiet_plots(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"collision_rate": 0.05}, "episode_2"),  # equal success: fewer crashes
         ({"mean_delay_s": 1.0}, "episode_2"),  # then less delay
         ({"success_rate": None}, "episode_1"),
+        ({"success_rate": 0.95, "waiting_at_end": 1.0}, "episode_2"),  # 1 of 34 did not get in
+        ({"success_rate": 1.0, "waiting_at_end": 4.0}, "episode_1"),  # 4 of 37: it holds traffic up
     ],
 )
 def test_the_checkpoint_is_chosen_on_other_seeds_than_it_is_reported_on(
