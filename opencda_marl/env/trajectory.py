@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
+from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spec import Closed
 from opencda_marl.core.state import Events, TrafficState
 
@@ -61,11 +62,10 @@ class Trajectory:
         }
 
     def _rewards(self) -> dict[str, np.ndarray]:
-        if not self._earned:
-            return {}
         steps = [np.full(len(ids), step, np.int32) for step, ids, _ in self._earned]
+        nobody = np.zeros((0, len(OBJECTIVES)), np.float32)  # where no policy drives no decision ends
         return {
-            "reward_step": np.concatenate(steps),
-            "reward_id": np.concatenate([ids for _, ids, _ in self._earned]),
-            "reward": np.concatenate([rewards for _, _, rewards in self._earned]),
+            "reward_step": np.concatenate([np.zeros(0, np.int32), *steps]),
+            "reward_id": np.concatenate([np.zeros(0, np.int64), *(ids for _, ids, _ in self._earned)]),
+            "reward": np.concatenate([nobody, *(rewards for _, _, rewards in self._earned)]),
         }

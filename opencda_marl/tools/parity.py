@@ -186,9 +186,9 @@ def _rewards_apart(
     sumo: Tracks, carla: Tracks
 ) -> tuple[Int64[np.ndarray, " decisions"], Float64[np.ndarray, " decisions"]]:
     """Of decisions of one vehicle that ended in one step in both: that step, and how much more CARLA gave."""
-    keys, sums = zip(*map(_earned, (sumo, carla)), strict=True)
-    same, here, there = np.intersect1d(*keys, return_indices=True)
-    return same >> 32, sums[1][there] - sums[0][here]
+    (one, earned), (other, earned_there) = _earned(sumo), _earned(carla)
+    same, here, there = np.intersect1d(one, other, return_indices=True)
+    return same >> 32, earned_there[there] - earned[here]
 
 
 def _earned(tracks: Tracks) -> tuple[Int64[np.ndarray, " decisions"], Float64[np.ndarray, " decisions"]]:

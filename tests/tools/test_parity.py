@@ -12,6 +12,7 @@ import pytest
 
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.state import FIELDS, Ending, Field
+from opencda_marl.env.trajectory import Trajectory
 from opencda_marl.plots import parity_plot
 from opencda_marl.tools.parity import compare
 
@@ -68,6 +69,14 @@ def test_rewards_of_the_same_decisions() -> None:
     assert found["reward"]["median"] == pytest.approx(0.02, abs=1e-6)
     assert found["errors"]["step"].tolist() == list(range(10, 101, 10))
     assert found["errors"]["reward"] == pytest.approx(0.02, abs=1e-6), "the slower one lost less"
+
+
+def test_without_a_policy_there_are_no_decisions(tmp_path: Path) -> None:
+    empty = Trajectory()._rewards()
+    one, other = _tracks(10.0) | empty, _tracks(9.0) | empty
+    found = compare(one, other, DT)
+    assert found["reward"] == {"median": 0.0, "p95": 0.0, "max": 0.0}
+    assert parity_plot(one, other, found["errors"], DT, "priority", tmp_path / "p.png").is_file()
 
 
 def test_nobody_in_both() -> None:
