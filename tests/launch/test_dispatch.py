@@ -173,7 +173,7 @@ def test_wishes_reach_every_runner(tmp_path: Path, wish: str) -> None:
 
     heard = Heard()
     result = dispatch(tmp_path, made(6, 10), listen)
-    assert result.stopped == (wish != "drain")
+    assert result.stopped
     # how far those came that run depends on the machine
     assert 2 <= result.finished < 6 if wish == "drain" else result.finished < 4
     assert not live_runners(MatrixFolder(tmp_path))
