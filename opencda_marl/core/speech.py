@@ -22,7 +22,9 @@ _INIT = (
     "torch",
     "encoder",
     "update_mode",
+    "updates_per_step",
     "parameters",
+    "replay",
     "backend",
 )
 

@@ -27,10 +27,12 @@ _QUICK = [
 ]
 
 
-def _start(run: Path, algorithm: str, *overrides: str, resume: bool = False, number: int = 0) -> subprocess.Popen[str]:
+def _start(
+    run: Path, algorithm: str, *overrides: str, resume: bool = False, number: int = 0, profile: str | None = None
+) -> subprocess.Popen[str]:
     config = ""
     if not resume:
-        name = f"sumo-marl/intersection/route_speed_only_{algorithm}"
+        name = f"sumo-marl/intersection/{profile or f'route_speed_only_{algorithm}'}"
         file = run.with_name(f"{run.name}.yaml")
         file.write_text(to_yaml(load_profile(name, overrides=[*_QUICK, *overrides]).settings))
         config = str(file)
@@ -104,6 +106,36 @@ def test_masac_acts_and_learns(tmp_path: Path) -> None:
     run = tmp_path / "run"
     _finish(_start(run, "masac"))
     _check_counters(run)
+
+
+def test_the_layout_of_the_published_timings_acts_and_learns(tmp_path: Path) -> None:
+    """A decision and a gradient step every env step, and the frozen encoder's context in the ring."""
+    run = tmp_path / "run"
+    _finish(
+        _start(
+            run, "pcmasac", "max_steps=150", "max_episodes=2", "learner.updates_per_step=1",
+            "learner.update_mode=eager", profile="page_layout_pcmasac",
+        )
+    )  # fmt: skip
+    last, state = read_episodes(run)[-1], _latest(run)
+    rows = materialise(state.segments)
+    assert last["env_steps"] == 300
+    assert last["acting_steps"] > 150  # nobody is there in the first steps of an episode
+    assert 100 < last["updates_performed"] <= last["training_step"] <= 300
+    assert last["training_step"] >= last["env_steps"] - read_episodes(run)[0]["env_steps"]
+    assert last["buffer_size"] == len(rows["number"]) > last["acting_steps"]
+    assert rows["context"].shape[1] == 64
+    assert "neighbours" not in rows
+    assert (rows["rewards"].shape[1], rows["preference"].shape[1]) == (4, 3)
+    assert read_run(run)["init"]["encoder"] == "lstm (frozen)"
+
+
+def test_what_the_replay_takes_is_said_before_the_first_episode(whole: Path) -> None:
+    log = (whole / "log.txt").read_text()
+    init = next(line for line in log.splitlines() if "  init: " in line)
+    for size in ("replay=100k decisions, 175 MiB (25k: 44 MiB, 100k: 175 MiB, 1M: 1.7 GiB)", "updates_per_step=0.3"):
+        assert size in init
+    assert log.index(init) < log.index("  episode 1 ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
