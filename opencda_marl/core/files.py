@@ -23,6 +23,7 @@ __all__ = [
     "storage_error",
     "sync_folder",
     "typed",
+    "unsuited",
     "write_synced",
     "write_whole",
     "writing",
@@ -73,6 +74,14 @@ def typed(path: Path) -> str:
     here = Path.cwd()
     shown = str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
     return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
+
+
+_SPLITTING = {" ": "a space", "\t": "a tab", "\n": "a line break", "\r": "a line break", "'": "a quote", '"': "a quote"}
+
+
+def unsuited(path: Path | str) -> str | None:
+    """What keeps a path out of a command line that nobody quotes, in words: `a space`; None: nothing does."""
+    return next((_SPLITTING.get(sign, "a backslash") for sign in str(path) if sign in (*_SPLITTING, "\\")), None)
 
 
 def part_of(path: Path) -> Path:

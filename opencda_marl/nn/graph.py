@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from opencda_marl.core.errors import CompilerError, ConfigError
+from opencda_marl.core.files import unsuited
+from opencda_marl.core.speech import plain
 from opencda_marl.nn.capture import CapturedUpdate, Capturer, CudaCapturer, Inputs, State, Update
 from opencda_marl.nn.device import torch_build
 from opencda_marl.settings.networks import NetworkSettings, UpdateMode
@@ -49,8 +51,8 @@ def why_not_compiled(device: torch.device = _CPU) -> str | None:
     except OSError as error:
         return f"the compiler's cache cannot be made: {error}"
     for what, place in (("torch", Path(torch.__file__).parent), ("the compiler's cache", cache)):
-        if " " in str(place):  # unquoted in inductor's command lines: pytorch#191010, pytorch#122476
-            return f"the path of {what} has a space: {place}"
+        if (sign := unsuited(place)) is not None:  # inductor's command lines: pytorch#191010, pytorch#122476
+            return f"the path of {what} has {sign}: {plain(str(place))}"
     return None
 
 

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from opencda_marl.core.files import unsuited
 from opencda_marl.settings.traffic import CARLA_VERSION
 
 __all__ = ["Check", "exit_code", "inspect", "summary"]
@@ -268,9 +269,10 @@ def _compiler() -> list[Check]:
         fix = "apt install g++ (or conda install gxx); training works without it, only slower"
         return [Check("compiler", False, f"{', '.join(names)}: not on PATH", fix)]
     checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_lstm()]
-    if any(" " in part for part in (sys.prefix, tempfile.gettempdir())):
-        told = "the path of Python or of temporary files has a space: torch.compile fails there, updates stay eager"
-        checks.append(Check("paths", False, told, "install into a path without spaces for update_mode compiled"))
+    found = next(filter(None, map(unsuited, (sys.prefix, tempfile.gettempdir()))), None)
+    if found is not None:
+        told = f"the path of Python or of temporary files has {found}: torch.compile fails there, updates stay eager"
+        checks.append(Check("paths", False, told, f"install into a path without {found} for update_mode compiled"))
     return checks
 
 

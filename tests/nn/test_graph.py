@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,30 @@ def test_a_path_with_a_space_is_eager_and_says_why(monkeypatch: pytest.MonkeyPat
     assert UpdateForm(descend, "compiled").mode == "eager"
     monkeypatch.setattr(torch, "__file__", "/some where/torch/__init__.py")
     assert "path of torch" in str(why_not_compiled())
+
+
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [("it's", "a quote"), ('q"q', "a quote"), ("tab\tx", "a tab"), ("a\nb", "a line break"), ("a\\b", "a backslash")],
+)
+def test_a_path_that_the_compilers_command_line_would_split(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, has: str
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+    form = UpdateForm(descend, "compiled")
+    assert form.mode == "eager"
+    assert f"the path of the compiler's cache has {has}: " in form.note
+    assert "\n" not in form.note  # one line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["#hash", "a;b$(x)", "über", "-dash", "(p)&", "%s{x}", "a*b", "a:b=c", "nbsp\u00a0x"])
+def test_any_other_path_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+    form = UpdateForm(descend, "compiled")
+    state, _ = form(*arguments())
+    assert form.mode == "compiled"
+    torch.testing.assert_close(state["theta"], descend(*arguments())[0]["theta"], rtol=1e-12, atol=1e-12)
 
 
 def test_an_obstacle_of_the_function_itself() -> None:

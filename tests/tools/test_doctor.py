@@ -81,9 +81,14 @@ def test_a_compiler_that_is_missing_or_broken(tmp_path: Path, monkeypatch: pytes
     assert (check.fix or "").startswith("apt install python3-dev")
 
 
-def test_a_path_with_a_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.prefix", str(tmp_path / "my env"))
-    assert [check.name for check in doctor._compiler() if check.ok is False] == ["paths"]
+@pytest.mark.parametrize(("name", "has"), [("my env", "a space"), ("it's", "a quote"), ("a\nb", "a line break")])
+def test_a_path_that_torch_cannot_compile_in_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has: str
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path / name))
+    (check,) = [check for check in doctor._compiler() if check.ok is False]
+    assert check.name == "paths"
+    assert f"has {has}: torch.compile fails there" in check.found
 
 
 def test_a_kernel_that_cannot_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
