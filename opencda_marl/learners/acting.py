@@ -5,7 +5,7 @@ A replica of the actor acts, with the encoder in its fastest form. Training neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from opencda_marl.core.seeds import Branch, generator, generator_from_state, gen
 from opencda_marl.core.spec import Action, Observation, ObservationSpec
 from opencda_marl.learners.identity import take
 from opencda_marl.learners.preference import Preferences
+from opencda_marl.nn.actor import ActorNetwork
 from opencda_marl.nn.context import ActingEncoder, Encoder, encoder_version
 from opencda_marl.nn.device import resolve_acting_threads, set_threads, torch_build
-from opencda_marl.nn.flat import Layout, Parameters
+from opencda_marl.nn.flat import Layout
 from opencda_marl.nn.heads import ActingHead
 from opencda_marl.nn.replica import Replica, resolve_acting_device
 from opencda_marl.settings.networks import NetworkSettings, own_settings
@@ -28,7 +29,6 @@ from opencda_marl.settings.run import RunSettings
 
 __all__ = ["ActingPolicy"]
 
-Actor = Callable[[Parameters, Mapping[str, Tensor]], Tensor]
 Columns = dict[str, tuple[tuple[int, ...], Any]]
 
 
@@ -40,7 +40,7 @@ class ActingPolicy:
         observation: layout.
         encoder: of neighbour rows; None where there are none.
         trained: the encoder is part of the actor, under `actor.context.`; else it is frozen and its own.
-        actor: (parameters, rows) -> what the head makes an action of; takes the context from `rows["context"]`.
+        actor: up to its head; takes the context from `rows["context"]`.
         layout: of the actor's parameters.
         head: of the actor.
         conditioned: the policy sees a preference.
@@ -56,7 +56,7 @@ class ActingPolicy:
         encoder: Encoder | None,
         *,
         trained: bool,
-        actor: Actor,
+        actor: ActorNetwork,
         layout: Layout,
         head: ActingHead,
         conditioned: bool,
@@ -68,8 +68,9 @@ class ActingPolicy:
         self.device = resolve_acting_device(own.acting_device, device)
         self._training = device
         self._observation = observation
-        self._actor, self._head, self._encoder = actor, head, encoder
+        self._head, self._encoder = head, encoder
         self._replica = Replica(layout, self.device, device)
+        self._actor, self._actor_form = actor.acting(self._replica.parameters)
         self.threads = settings.threads
         if self._replica.engaged:
             self.threads = resolve_acting_threads(own.acting_threads)
@@ -142,10 +143,8 @@ class ActingPolicy:
                 rows["context"] = self._context(observation)
             if self._preferences is not None:
                 rows["preference"] = self._tensor(self._preferences.of(observation.ids, explore=explore))
-            parameters = self._replica.parameters
-            outputs = self._actor(parameters, rows)
             drawn = None if noise is None else self._tensor(noise)
-            values, stored = self._head.act(parameters, "actor.", outputs, drawn)
+            values, stored = self._head.act(self._replica.parameters, "actor.", self._actor(rows), drawn)
             extras = {"stored": stored.cpu().numpy()}
             if self._frozen:
                 extras["context"] = rows["context"].cpu().numpy()
@@ -177,6 +176,7 @@ class ActingPolicy:
             "acting_threads": self.threads,
             "torch": torch_build(),
             "encoder_form": self._form,
+            "actor_form": self._actor_form,
         }
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

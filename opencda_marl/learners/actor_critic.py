@@ -16,6 +16,7 @@ from torch import Tensor
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
+from opencda_marl.nn.actor import Actor
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes, TwinMlp
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Layout, Parameters
@@ -69,6 +70,7 @@ class ActorCritic:
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
         hidden, seen = tuple(own.hidden), self._torso.width + (len(OBJECTIVES) if self.conditioned else 0)
         self._policy = Mlp(seen, hidden, outputs, own.activation)
+        self.actor = Actor(self._torso, self._policy, "actor.policy.", conditioned=self.conditioned)
         self._twins = TwinMlp(seen, action.size, hidden, len(self.components), own.activation)
         self.actor_shapes: Shapes = self._policy.shapes("actor.policy.") | self._torso.shapes("actor.")
         self.context_shapes: Shapes = self._encoder.shapes("actor.context.") if self._encoder else {}
@@ -92,25 +94,19 @@ class ActorCritic:
             rows["context"] = self._encoder.encode(parameters, "actor.context.", neighbours, counts, rows["ego"], real)
         return rows
 
-    def actor(self, parameters: Parameters, rows: _Rows) -> Float[Tensor, "rows outputs"]:
-        """What the actor's head makes an action of; the context is in the rows."""
-        return self._policy(parameters, "actor.policy.", self._seen(parameters, "actor.", rows))
-
     def critic(self, parameters: Parameters, rows: _Rows, action: Float[Tensor, "rows actions"]) -> _Values:
         """Values of both twins, [two, rows, components]; the context is in the rows."""
         return self.finish(parameters, self.begin(parameters, rows), action)
 
     def begin(self, parameters: Parameters, rows: _Rows) -> _Begun:
         """The view's share of the critics' first layer; see `nn.blocks.TwinMlp`."""
-        return self._twins.begin(parameters, "critic.values.", self._seen(parameters, "critic.", rows))
+        seen = self._torso(parameters, "critic.", rows)
+        seen = torch.cat([seen, rows["preference"]], -1) if self.conditioned else seen
+        return self._twins.begin(parameters, "critic.values.", seen)
 
     def finish(self, parameters: Parameters, begun: _Begun, action: Float[Tensor, "rows actions"]) -> _Values:
         """Values of an action at a view that `begin` was given."""
         return self._twins.finish(parameters, "critic.values.", begun, action)
-
-    def _seen(self, parameters: Parameters, prefix: str, rows: _Rows) -> Float[Tensor, "rows seen"]:
-        seen = self._torso(parameters, prefix, rows)
-        return torch.cat([seen, rows["preference"]], -1) if self.conditioned else seen
 
     def scalarised(self, values: _Values, preference: Tensor | None) -> Float[Tensor, "*twins rows"]:
         """What the actor maximises: team_weight Q_team + individual_weight p . Q_individual, or the one value."""

@@ -19,6 +19,7 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
 from opencda_marl.learners.offpolicy import OffPolicyLearner, PureStep
+from opencda_marl.nn.actor import Actor
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder
 from opencda_marl.nn.flat import Layout, Parameters
@@ -73,6 +74,7 @@ class DoubleDqn:
         self.head = EpsilonGreedy(len(action.levels), epsilon=own.epsilon)
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=False, activation=own.activation)
         self._values = Mlp(self._torso.width, tuple(own.hidden), self.head.outputs, own.activation)
+        self.actor = Actor(self._torso, self._values, "actor.values.", conditioned=False)  # the value of each level
         context: Shapes = self._encoder.shapes("actor.context.") if self._encoder else {}
         self.layout = Layout(self._values.shapes("actor.values.") | self._torso.shapes("actor.") | context)
         self.actor_layout = self.layout
@@ -83,10 +85,6 @@ class DoubleDqn:
         made |= self._encoder.initialise(rng, "actor.context.") if self._encoder else {}
         theta = self.layout.flatten(made)
         return {"theta": theta, "target": theta.copy()}
-
-    def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows levels"]:
-        """The value of each level; the context is in the rows."""
-        return self._values(parameters, "actor.values.", self._torso(parameters, "actor.", rows))
 
     def _all(self, parameters: Parameters, inputs: _Batch, prefix: str) -> Float[Tensor, "rows levels"]:
         """Values at a view, with the context that these parameters make of its neighbours."""

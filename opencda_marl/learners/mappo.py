@@ -35,6 +35,7 @@ from opencda_marl.learners.identity import check_complete, check_identity, ident
 from opencda_marl.learners.pooling import pool, sum_up
 from opencda_marl.learners.preference import mix_advantages
 from opencda_marl.learners.rollout import Chains, Rollout, chain_advantages, minibatches, spread
+from opencda_marl.nn.actor import Actor
 from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
 from opencda_marl.nn.device import resolve_device
@@ -98,6 +99,7 @@ class Networks:
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=trained, activation=own.activation)
         hidden, seen = tuple(own.hidden), self._torso.width
         self._policy = Mlp(seen + preference, hidden, self.head.outputs, own.activation)
+        self.actor = Actor(self._torso, self._policy, "actor.policy.", conditioned=self._conditioned)
         seen += observation.scene_size if self._central else 0
         self.components: tuple[str, ...] = ("team", *OBJECTIVES) if self._conditioned else ("value",)
         self._values = Mlp(seen + preference, hidden, len(self.components), own.activation)
@@ -113,13 +115,6 @@ class Networks:
         made[f"actor.policy.{len(self._policy.hidden)}.bias"] = self.head.initial_bias()
         made |= self._values.initialise(rng, "critic.values.", gain=0.1)
         return self.layout.flatten(made)
-
-    def actor(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows outputs"]:
-        """What the head makes an action of."""
-        seen = self._torso(parameters, "actor.", rows)
-        if self._conditioned:
-            seen = torch.cat([seen, rows["preference"]], -1)
-        return self._policy(parameters, "actor.policy.", seen)
 
     def critic(self, parameters: Parameters, rows: _Batch) -> Float[Tensor, "rows components"]:
         """Normalised values: V(s), or the vector of V_team(s, p) and V_individual(s, p) from one network."""

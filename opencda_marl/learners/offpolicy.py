@@ -23,9 +23,10 @@ from opencda_marl.learners.acting import ActingPolicy
 from opencda_marl.learners.identity import check_complete, check_identity, identity_of, take
 from opencda_marl.learners.preference import draw_preferences
 from opencda_marl.learners.replay import Replay
+from opencda_marl.nn.actor import ActorNetwork
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.device import resolve_device
-from opencda_marl.nn.flat import Layout, Parameters, as_leaf
+from opencda_marl.nn.flat import Layout, as_leaf
 from opencda_marl.nn.graph import make_update
 from opencda_marl.nn.heads import ActingHead
 from opencda_marl.nn.optimiser import linear_schedule
@@ -52,14 +53,15 @@ class Algorithm(Protocol):
     actor_layout: Layout  # of what acting needs
 
     @property
+    def actor(self) -> ActorNetwork:
+        """Up to its head; the context is in the rows."""
+
+    @property
     def head(self) -> ActingHead:
         """The actor's last step."""
 
     def initialise(self, rng: np.random.Generator) -> dict[str, Float32[np.ndarray, " size"]]:
         """First values of theta, and of what else is learned without an optimiser (targets)."""
-
-    def actor(self, parameters: Parameters, rows: Mapping[str, Tensor]) -> Float[Tensor, "rows outputs"]:
-        """What the head makes an action of; the context is in the rows."""
 
     @property
     def steps(self) -> tuple[PureStep, ...]:

@@ -67,21 +67,22 @@ class Mlp:
             return self.outputs
         return self.hidden[-1] if self.hidden else self.inputs
 
-    def _layers(self) -> list[tuple[str, int, int]]:
+    def layers(self) -> list[tuple[str, int, int]]:
+        """Name, width of what goes in and of what comes out, of each layer."""
         widths = [self.inputs, *self.hidden] + ([] if self.outputs is None else [self.outputs])
         return [(f"{i}.", a, b) for i, (a, b) in enumerate(pairwise(widths))]
 
     def shapes(self, prefix: str) -> Shapes:
         """Name -> shape of each parameter."""
         found: Shapes = {}
-        for name, a, b in self._layers():
+        for name, a, b in self.layers():
             found |= {f"{prefix}{name}weight": (a, b), f"{prefix}{name}bias": (b,)}
         return found
 
     def initialise(self, rng: np.random.Generator, prefix: str, *, gain: float = 1.0) -> Arrays:
         """Orthogonal weights (gain sqrt(2) inside, `gain` for a linear last layer), zero biases."""
         made: Arrays = {}
-        layers = self._layers()
+        layers = self.layers()
         for i, (name, a, b) in enumerate(layers):
             last = self.outputs is not None and i == len(layers) - 1
             made[f"{prefix}{name}weight"] = orthogonal(rng, a, b, gain if last else math.sqrt(2.0))

@@ -22,6 +22,7 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.spec import ObservationSpec
 from opencda_marl.nn import ENCODERS
 from opencda_marl.nn.blocks import Arrays, Shapes, linear, orthogonal
+from opencda_marl.nn.dense import DenseKernel, find_dense, unfit
 from opencda_marl.nn.flat import Parameters
 from opencda_marl.nn.lstm import LstmKernel, find_kernel
 from opencda_marl.settings.learning import ContextSettings
@@ -155,6 +156,8 @@ class DeepSets:
         self.size = settings.size
         self._features = len(spec.neighbour)
         self._hidden = settings.hidden
+        self._kernel: DenseKernel | None = None
+        self._why_torch: str | None = None
 
     def shapes(self, prefix: str) -> Shapes:
         """See `Encoder`."""
@@ -195,8 +198,18 @@ class DeepSets:
         return torch.tanh(linear(parameters, prefix + "pool.", pooled))
 
     def acting(self, parameters: Parameters, prefix: str) -> tuple[ActingEncoder, str]:
-        """See `Encoder`."""
-        return partial(self.encode, parameters, prefix), "deepsets"
+        """Compiled on a CPU where that can be, else torch's."""
+        why = unfit({name: parameters[name] for name in self.shapes(prefix)})
+        if why is None and self._kernel is None and self._why_torch is None:
+            self._kernel, self._why_torch = find_dense()
+        if why is not None or self._kernel is None:
+            return partial(self.encode, parameters, prefix), f"deepsets ({why or self._why_torch})"
+        bound = self._kernel.sets(parameters, prefix)
+
+        def act(neighbours: _Neighbours, counts: _Counts, ego: _Ego) -> _Context:  # noqa: ARG001 - of the interface
+            return bound(neighbours, counts)
+
+        return act, "c++"
 
 
 class Attention:

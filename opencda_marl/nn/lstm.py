@@ -1,108 +1,35 @@
-"""An LSTM for acting in C++: built once per user, equal to the packed module to 1e-6, twice as fast.
-
-The source is plain C++ with a C interface, so that one call of the compiler (a second) is all that it takes:
-no ninja, no torch headers, and a path with a space is no obstacle.
-"""
+"""An LSTM for acting in C++ (`lstm.cpp`): equal to the packed module to 1e-6, twice as fast."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["BoundLstm", "LstmKernel", "cache_root", "find_kernel"]
+from opencda_marl.nn.native import find_library
 
-_SOURCE = Path(__file__).with_name("lstm.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
-_BUILD_SECONDS = 120.0
-
-
-def cache_root() -> Path:
-    """Where compiled kernels are kept: OPENCDA_MARL_CACHE, else the user's cache folder."""
-    own = os.environ.get("OPENCDA_MARL_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencda-marl"
-
-
-def _processor() -> str:
-    """What `-march=native` stands for: a home folder may be shared by machines that differ."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
-def _build(compiler: str, target: Path) -> None:
-    """Compile into `target`, which appears whole or not at all: two processes may build at once."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        made = Path(folder) / target.name
-        subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCE), "-o", str(made)],
-            check=True,
-            capture_output=True,
-            timeout=_BUILD_SECONDS,
-        )
-        made.replace(target)
-
-
-def _built(compiler: str, target: Path) -> LstmKernel:
-    """The library of the cache; made when it is missing, and once more when it cannot be loaded."""
-    if target.exists():
-        try:
-            return LstmKernel(target)
-        except OSError:  # cut short, or of another machine
-            target.unlink(missing_ok=True)
-    _build(compiler, target)
-    return LstmKernel(target)
+__all__ = ["BoundLstm", "LstmKernel", "find_kernel"]
 
 
 def find_kernel() -> tuple[LstmKernel | None, str | None]:
     """The kernel, built where it is not yet in the cache; or None and why not, for the init line."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    compiler = next((found for found in map(shutil.which, names) if found), None)
-    if compiler is None:
-        return None, f"no C++ compiler: {', '.join(names)} not found"
-    key = hashlib.sha256(_SOURCE.read_bytes())
-    for part in (*_FLAGS, compiler, platform.machine(), _processor()):
-        key.update(part.encode())
-    try:
-        target = cache_root() / f"lstm-{key.hexdigest()[:20]}.so"
-        return _built(compiler, target), None
-    except subprocess.CalledProcessError as error:
-        return None, f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
-    except subprocess.TimeoutExpired:
-        return None, f"{compiler} did not end within {_BUILD_SECONDS:.0f} s"
-    except (OSError, RuntimeError) as error:  # no home folder, unwritable cache, a library of another machine
-        return None, str(error)
+    library, why = find_library()
+    return (None, why) if library is None else (LstmKernel(library), None)
 
 
 class LstmKernel:
-    """The compiled library.
+    """The LSTM of the compiled library.
 
     Args:
-        library: path of the shared object.
-
-    Raises:
-        OSError: it cannot be loaded.
+        library: see `native.find_library`.
     """
 
-    def __init__(self, library: Path) -> None:
-        loaded = ctypes.CDLL(str(library))
-        self.lanes = int(loaded.opencda_lstm_lanes())
-        self.last = loaded.opencda_lstm_last
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.lanes = int(library.opencda_lstm_lanes())
+        self.last = library.opencda_lstm_last
         self.last.restype = None
         self.last.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int32] * 4
 

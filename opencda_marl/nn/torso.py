@@ -39,23 +39,23 @@ class Torso:
         trained: bool,
         activation: Activation = "tanh",
     ) -> None:
-        self._ego = Mlp(len(observation.ego), hidden, activation=activation)
+        self.ego = Mlp(len(observation.ego), hidden, activation=activation)
         self._encoder = encoder if trained else None
-        self.width = self._ego.width + (encoder.size if encoder else 0)
+        self.width = self.ego.width + (encoder.size if encoder else 0)
 
     def shapes(self, prefix: str) -> Shapes:
         """Name -> shape of each parameter."""
         context = self._encoder.shapes(prefix + "context.") if self._encoder else {}
-        return {**context, **self._ego.shapes(prefix + "ego.")}
+        return {**context, **self.ego.shapes(prefix + "ego.")}
 
     def initialise(self, rng: np.random.Generator, prefix: str) -> Arrays:
         """First values."""
         context = self._encoder.initialise(rng, prefix + "context.") if self._encoder else {}
-        return {**context, **self._ego.initialise(rng, prefix + "ego.")}
+        return {**context, **self.ego.initialise(rng, prefix + "ego.")}
 
     def __call__(self, parameters: Parameters, prefix: str, rows: Mapping[str, Tensor]) -> Float[Tensor, "rows width"]:
         """Apply it to `ego` and to the context."""
-        seen = self._ego(parameters, prefix + "ego.", rows["ego"])
+        seen = self.ego(parameters, prefix + "ego.", rows["ego"])
         if "context" in rows:
             return torch.cat([seen, rows["context"]], -1)
         if self._encoder is None:

@@ -268,7 +268,7 @@ def _compiler() -> list[Check]:
     if path is None:
         fix = "apt install g++ (or conda install gxx); training works without it, only slower"
         return [Check("compiler", False, f"{', '.join(names)}: not on PATH", fix)]
-    checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_lstm()]
+    checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_acting()]
     found = next(filter(None, map(unsuited, (sys.prefix, tempfile.gettempdir()))), None)
     if found is not None:
         told = f"the path of Python or of temporary files has {found}: torch.compile fails there, updates stay eager"
@@ -276,14 +276,16 @@ def _compiler() -> list[Check]:
     return checks
 
 
-def _fast_lstm() -> Check:
-    """The kernel for acting; built here if it is not yet in its cache."""
-    from opencda_marl.nn.lstm import cache_root, find_kernel
+def _fast_acting() -> Check:
+    """The kernels for acting; built here if it is not yet in its cache."""
+    from opencda_marl.nn.native import cache_root, find_library
 
-    kernel, why = find_kernel()
-    if kernel is not None:
-        return Check("fast lstm", True, f"in {cache_root()}")
-    return Check("fast lstm", False, f"{why}; acting uses torch's", "make the compiler work, or OPENCDA_MARL_CACHE=DIR")
+    library, why = find_library()
+    if library is not None:
+        return Check("fast acting", True, f"in {cache_root()}")
+    return Check(
+        "fast acting", False, f"{why}; acting uses torch's", "make the compiler work, or OPENCDA_MARL_CACHE=DIR"
+    )
 
 
 def _compiles(path: str, include: Path) -> Check:

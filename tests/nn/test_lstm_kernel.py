@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from opencda_marl.core.spec import Feature, ObservationSpec
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.flat import Layout
-from opencda_marl.nn.lstm import BoundLstm, cache_root, find_kernel
+from opencda_marl.nn.lstm import BoundLstm, find_kernel
+from opencda_marl.nn.native import cache_root
 from opencda_marl.settings.learning import ContextSettings
 
 FIND = "from opencda_marl.nn.lstm import find_kernel; print(find_kernel())"

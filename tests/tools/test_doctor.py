@@ -95,7 +95,7 @@ def test_a_kernel_that_cannot_be_kept_is_told(tmp_path: Path, monkeypatch: pytes
     occupied = tmp_path / "file"
     occupied.touch()
     monkeypatch.setenv("OPENCDA_MARL_CACHE", str(occupied))
-    check = doctor._fast_lstm()
+    check = doctor._fast_acting()
     assert check.ok is False
     assert "acting uses torch's" in check.found
 

@@ -1,0 +1,87 @@
+"""The C++ of acting as one library: built once per user, for this processor, on first use.
+
+The sources are plain C++ with a C interface, so that one call of the compiler (a second or two) is all that it takes:
+no ninja, no torch headers, and a path with a space is no obstacle. `lstm` and `dense` say what is in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["cache_root", "find_library"]
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp"))
+_HEADERS = (Path(__file__).with_name("lanes.h"),)
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_BUILD_SECONDS = 120.0
+
+
+def cache_root() -> Path:
+    """Where compiled kernels are kept: OPENCDA_MARL_CACHE, else the user's cache folder."""
+    own = os.environ.get("OPENCDA_MARL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opencda-marl"
+
+
+def _processor() -> str:
+    """What `-march=native` stands for: a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _build(compiler: str, target: Path) -> None:
+    """Compile into `target`, which appears whole or not at all: two processes may build at once."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        made = Path(folder) / target.name
+        subprocess.run(
+            [compiler, *_FLAGS, *map(str, _SOURCES), "-o", str(made)],
+            check=True,
+            capture_output=True,
+            timeout=_BUILD_SECONDS,
+        )
+        made.replace(target)
+
+
+def _built(compiler: str, target: Path) -> ctypes.CDLL:
+    """The library of the cache; made when it is missing, and once more when it cannot be loaded."""
+    if target.exists():
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError:  # cut short, or of another machine
+            target.unlink(missing_ok=True)
+    _build(compiler, target)
+    return ctypes.CDLL(str(target))
+
+
+def find_library() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, built where it is not yet in the cache; or None and why not, for the init line."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    compiler = next((found for found in map(shutil.which, names) if found), None)
+    if compiler is None:
+        return None, f"no C++ compiler: {', '.join(names)} not found"
+    key = hashlib.sha256()
+    for source in (*_SOURCES, *_HEADERS):
+        key.update(source.read_bytes())
+    for part in (*_FLAGS, compiler, platform.machine(), _processor()):
+        key.update(part.encode())
+    try:
+        target = cache_root() / f"acting-{key.hexdigest()[:20]}.so"
+        return _built(compiler, target), None
+    except subprocess.CalledProcessError as error:
+        return None, f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
+    except subprocess.TimeoutExpired:
+        return None, f"{compiler} did not end within {_BUILD_SECONDS:.0f} s"
+    except (OSError, RuntimeError) as error:  # no home folder, unwritable cache, a library of another machine
+        return None, str(error)
