@@ -262,7 +262,7 @@ def _cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 
 def _compiler() -> list[Check]:
-    """A C++ compiler with Python's headers: compiled updates and the fast LSTM need it; else both do without."""
+    """A C++ compiler with Python's headers: compiled updates and acting in C++ need it; else both do without."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
     path = next((found for found in map(shutil.which, names) if found), None)
     if path is None:
