@@ -19,6 +19,7 @@ from opencda_marl.core.checkpoint import Checkpoints, read_checkpoint, write_che
 from opencda_marl.core.errors import (
     CheckpointError,
     ConfigError,
+    CudaGraphCaptureError,
     DeviceError,
     Interrupted,
     NotFiniteError,
@@ -378,6 +379,27 @@ def test_what_is_not_finite_is_dumped(tmp_path: Path, made: Made) -> None:
     assert np.isnan(load_file(dumped)["returns"][1])
     assert Checkpoints(tmp_path / "run" / "checkpoints").load().extra["episodes"] == 2
     assert read_status(tmp_path / "run")["exit_code"] == 30
+
+
+@pytest.mark.parametrize("update", [0, 2])  # in episodes 2 and 4
+def test_a_failed_capture_saves_nothing_and_is_gone_on_from_what_was_saved_before(
+    tmp_path: Path, made: Made, update: int
+) -> None:
+    def fail(count: int) -> None:
+        if count == update:
+            raise CudaGraphCaptureError("the update could not be captured", fix="learner.update_mode=eager")
+
+    train(SETTINGS, out=tmp_path / "whole")
+    made.prepare = lambda _env, learner: setattr(learner, "at_update", fail)
+    run = tmp_path / "run"
+    with pytest.raises(CudaGraphCaptureError, match="could not be captured"):
+        train(SETTINGS, out=run)
+    saved = Checkpoints(run / "checkpoints").numbered()
+    assert saved == ([2] if update else [])  # no boundary beyond the last regular checkpoint
+    assert read_status(run)["exit_code"] == 32
+    made.prepare = lambda _env, _learner: None
+    train(resume=run)
+    assert _same(tmp_path / "whole", run)
 
 
 def test_a_learner_that_never_acts_cannot_look_like_one_that_does(tmp_path: Path, made: Made) -> None:
