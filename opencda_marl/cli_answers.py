@@ -31,6 +31,8 @@ def answering(as_json: bool) -> Iterator[None]:
     except OpenCDAError as error:
         _answer(error, as_json)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # whatever path a person typed
+            _answer(StorageError(f"the name is too long: {error.filename}", fix="choose a shorter one"), as_json)
         if error.filename is not None or error.errno not in _REFUSED:  # no matter of stdout
             raise
         into_nothing(sys.stdout)

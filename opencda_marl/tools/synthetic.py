@@ -7,6 +7,7 @@ from jaxtyping import Int32
 
 from opencda_marl.core.objectives import OBJECTIVES
 from opencda_marl.core.spec import ActionSpec, Closed, Observation, ObservationSpec, Step
+from opencda_marl.settings.offpolicy import DqnSettings
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["Scene", "specs"]
@@ -15,10 +16,16 @@ _ROWS = (10, 13)  # neighbour rows of a vehicle, as on the bundled crossing at 2
 
 
 def specs(settings: RunSettings) -> tuple[ObservationSpec, ActionSpec]:
-    """Of the full layout with at least as many neighbour rows as a scene has, and one continuous action."""
+    """Of the full layout with at least as many neighbour rows as a scene has, and one continuous action.
+
+    DQN knows levels alone; it has those of the profile.
+    """
+    from opencda_marl.env.command import action_spec
     from opencda_marl.env.layouts import full_spec
 
-    return full_spec(max(settings.neighbours.max, _ROWS[1])), ActionSpec("target_speed")
+    among_levels = isinstance(settings.learner, DqnSettings)
+    action = action_spec(settings) if among_levels else ActionSpec("target_speed")
+    return full_spec(max(settings.neighbours.max, _ROWS[1])), action
 
 
 class Scene:

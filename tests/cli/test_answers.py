@@ -120,6 +120,25 @@ def test_a_wish_to_stop_is_not_called_an_error(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == "stopped: nothing is lost\ncontinue with: x\n"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "-t", QUICKSTART, "--out"],
+        ["run", "-t", QUICKSTART, "--init-from"],
+        ["run", "--resume"],
+        ["evaluate"],
+        ["config", "show", "-t", QUICKSTART, "--config-root"],
+        ["report"],
+    ],
+)
+def test_a_path_that_is_too_long_is_said(command: list[str]) -> None:
+    """Longer than a file system takes for one name."""
+    done = python("-m", "opencda_marl.cli", *command, "x" * 300)
+    assert done.code in (2, 20, 21)
+    assert "error: " in done.err
+    assert "Traceback" not in done.err
+
+
 def test_defects_keep_their_traceback() -> None:
     script = "from opencda_marl.cli_answers import answering\nwith answering(False):\n    {}['missing']"
     done = python("-c", script)

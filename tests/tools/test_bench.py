@@ -12,6 +12,7 @@ import pytest
 
 from opencda_marl.config import load_profile
 from opencda_marl.core.errors import ConfigError, OpenCDAError
+from opencda_marl.learners import LEARNERS
 from opencda_marl.settings.qlearning import QlearningSettings
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.tools.bench import DEFAULT_PROFILE, bench, default_profile
@@ -42,6 +43,22 @@ def test_acting_of_a_table_has_no_plain_module() -> None:
     settings = RunSettings(algorithm="qlearning", action="levels", learner=QlearningSettings())
     with pytest.raises(ConfigError, match="qlearning has no networks"):
         bench_act(settings, vehicles=5, threads=1)
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "pcmappo", "masac", "pcmasac", "matd3", "pcmatd3", "dqn"])
+def test_every_learner_with_networks_can_be_measured(algorithm: str) -> None:
+    settings = load_profile(f"sumo-marl/intersection/route_speed_only_{algorithm}").settings
+    spec, action = specs(settings)
+    learner = LEARNERS.load(algorithm)(settings, spec, action)
+    scene = Scene(spec, 5)
+    step = scene.step(10, 0.05)
+    for _ in range(3):
+        observation = step.observation
+        chosen = learner.act(observation, explore=True)
+        step = scene.step(10, 0.05)
+        learner.store(observation, chosen, step)
+    assert learner.counters.acting_steps == 3
+    assert action.kind == ("levels" if algorithm == "dqn" else "target_speed")
 
 
 def test_synthetic_rows_keep_the_rules_of_an_observation() -> None:
