@@ -31,9 +31,10 @@ CONTROLLERS = Table(
 OBSERVATIONS = Table(
     "observation",
     "opencda_marl.observations",
-    {name: f"opencda_marl.env.observe:{name}" for name in ("full", "ego9", "ego43")},
+    {name: f"opencda_marl.env.observe:{name}" for name in ("full", "plain", "ego9", "ego43")},
     {
-        "full": "22 features of the vehicle and a row of 31 for each other that matters",
+        "full": "24 features of the vehicle and a row of 38 for each other that matters",
+        "plain": "as full, but rows have nothing of zones, times and stopping distances: for ablations",
         "ego9": "9 features of the vehicle alone",
         "ego43": "8 features of the vehicle and 7 of each of the five nearest",
     },

@@ -87,13 +87,14 @@ def _write_ego(
         out[8 + m] = 1.0 if movement == m else 0.0
     out[11] = clip(ahead_limit / 20.0, 0.0, 2.0)
     out[12] = clip(envelope(progress, route, parameters[BRAKING]) / 20.0, 0.0, 2.0)
-    out[13:18], out[22] = 0.0, 0.0
+    out[13:18], out[22:24] = 0.0, 0.0
     if leader >= 0:
         out[13] = 1.0
         out[14] = clip((ahead - length) / 50.0, 0.0, 2.0)
         out[15] = clip((speed - values[leader, _SPEED]) / 10.0, -2.0, 2.0)
         longer = (speed**2 - values[leader, _SPEED] ** 2) / (2.0 * parameters[HARDEST])  # my way to stand than its
-        out[22] = clip((ahead - length - longer) / 25.0, -2.0, 2.0)
+        spare = ahead - length - longer
+        out[22], out[23] = clip(spare / 25.0, -2.0, 2.0), clip(spare / 4.0, -2.0, 2.0)
     if follower >= 0:
         out[16] = 1.0
         out[17] = clip((behind - length) / 50.0, 0.0, 2.0)
@@ -113,9 +114,9 @@ def _write_zone(
     tables: RoadTables,
     parameters: Float64[np.ndarray, " parameters"],
     out: Float32[np.ndarray, " 9"],
-    more: Float32[np.ndarray, " 4"],
+    more: Float32[np.ndarray, " 7"],
 ) -> None:
-    """Columns `conflict` to `in_zone`, and `my_stop` to `fast_if_first` in `more`: distances / 25 m, times / 3 s."""
+    """Columns `conflict` to `in_zone`, and `my_stop` to `my_stop_near` in `more`; see `env.layouts` for the scales."""
     zone, mine, its = tables.zones[routes[i], routes[j]], tables.route[routes[i]], tables.route[routes[j]]
     length, braking = parameters[VEHICLE], parameters[BRAKING]
     me, other = values[i, _PROGRESS], values[j, _PROGRESS]
@@ -137,6 +138,8 @@ def _write_zone(
     out[6] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
     out[7] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
     out[8] = 1.0 if its_entry <= 0.0 else 0.0
+    more[4] = clip((i_enter - it_leaves) / 0.5, -2.0, 2.0)
+    more[5] = clip((it_enters - i_leave) / 0.5, -2.0, 2.0)
     brakes, pull = 2.0 * parameters[HARDEST], parameters[PULL]
     its_top = its_limit if its_limit < np.inf else its[LIMIT]
     if my_speed < my_limit:
@@ -147,6 +150,7 @@ def _write_zone(
     more[1] = clip((its_entry - its_speed**2 / brakes) / 25.0, -2.0, 2.0)
     more[2] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
     more[3] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
+    more[6] = clip((my_entry - my_speed**2 / brakes) / 4.0, -2.0, 2.0)
 
 
 @kernel
@@ -180,7 +184,7 @@ def _write_neighbour(
         out[16], out[17] = 1.0, held[j]
     out[18] = clip((tables.route[routes[j], STOP_LINE] - values[j, _PROGRESS]) / 100.0, -1.0, 2.0)
     if conflicting(i, j, values, routes, parameters[VEHICLE], tables.zones):
-        _write_zone(i, j, values, routes, tables, parameters, out[19:28], out[31:35])
+        _write_zone(i, j, values, routes, tables, parameters, out[19:28], out[31:38])
     if collision < np.inf:
         out[28], out[29] = 1.0, min(collision / 10.0, 1.0)
     out[30] = 1.0 if j == leader else 0.0

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from opencda_marl.core.spec import Feature, ObservationSpec
 
-__all__ = ["EGO9", "EGO43", "FULL_EGO", "FULL_NEIGHBOUR", "NEAREST_IN_EGO43", "flat_spec", "full_spec"]
+__all__ = [
+    "EGO9",
+    "EGO43",
+    "FULL_EGO",
+    "FULL_NEIGHBOUR",
+    "NEAREST_IN_EGO43",
+    "PLAIN_NEIGHBOUR",
+    "flat_spec",
+    "full_spec",
+    "plain_spec",
+]
 
 NEAREST_IN_EGO43 = 5
 """How many others are written into `ego43`."""
@@ -37,6 +47,7 @@ FULL_EGO = (
     Feature("others", "vehicles", 30.0, "vehicles within the radius; 0 to 2"),
     Feature("age", "s", 30.0, "since it entered; 0 to 2"),
     Feature("leader_stop", "m", 25.0, "gap that is left if both brake as hard as they can; with `leader`; -2 to 2"),
+    Feature("leader_stop_near", "m", 4.0, "the same, magnified; -2 to 2"),
 )
 """Ego features of layout `full`, in order."""
 
@@ -76,9 +87,16 @@ FULL_NEIGHBOUR = (
     Feature("its_stop", "m", 25.0, "how far before the zone the other stands if it does; with `conflict`; -2 to 2"),
     Feature("fast_if_second", "s", 3.0, "`gap_if_second` if the other accelerates as hard as it can; -2 to 2"),
     Feature("fast_if_first", "s", 3.0, "`gap_if_first` if I accelerate as hard as I can; -2 to 2"),
+    Feature("near_if_second", "s", 0.5, "`gap_if_second`, magnified; -2 to 2"),
+    Feature("near_if_first", "s", 0.5, "`gap_if_first`, magnified; -2 to 2"),
+    Feature("my_stop_near", "m", 4.0, "`my_stop`, magnified; -2 to 2"),
 )
 """Neighbour features of layout `full`, in order. Times are those of `neighbours.time_along`: the present speed, at
 least 1 m/s, and braking comfortably to the junction's limit where that is lower."""
+
+_OF_CONFLICTS = ("my_", "its_", "gap_", "fast_", "near_", "conflict", "entry_", "in_zone", "will_", "time_to_")
+PLAIN_NEIGHBOUR = tuple(feature for feature in FULL_NEIGHBOUR if not feature.name.startswith(_OF_CONFLICTS))
+"""Neighbour features of layout `plain`: where the others are, how they move and what they want."""
 
 _POSE = (
     Feature("x", "m", 100.0, "east of the junction's centre; -2 to 2"),
@@ -116,7 +134,12 @@ the scale ends and not a value on it."""
 
 def full_spec(max_neighbours: int) -> ObservationSpec:
     """Layout `full`: ego features and up to `max_neighbours` rows."""
-    return ObservationSpec("full", 2, FULL_EGO, FULL_NEIGHBOUR, max_neighbours)
+    return ObservationSpec("full", 3, FULL_EGO, FULL_NEIGHBOUR, max_neighbours)
+
+
+def plain_spec(max_neighbours: int) -> ObservationSpec:
+    """Layout `plain`: `full` without what its rows say of conflicts."""
+    return ObservationSpec("plain", 1, FULL_EGO, PLAIN_NEIGHBOUR, max_neighbours)
 
 
 def flat_spec(name: str) -> ObservationSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -14,12 +15,12 @@ from opencda_marl.core.spec import Observation, ObservationSpec
 from opencda_marl.core.state import TrafficState
 from opencda_marl.env.flat_layout import observe_flat
 from opencda_marl.env.full_layout import observe_full
-from opencda_marl.env.layouts import flat_spec, full_spec
+from opencda_marl.env.layouts import FULL_NEIGHBOUR, PLAIN_NEIGHBOUR, flat_spec, full_spec, plain_spec
 from opencda_marl.env.neighbours import road_tables
 from opencda_marl.env.view import BRAKING, CONFLICT, HARDEST, INTENT, LANES, PARAMETERS, PULL, RADIUS, VEHICLE
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["FlatObserver", "FullObserver", "Observer", "drop_rows", "ego9", "ego43", "full"]
+__all__ = ["FlatObserver", "FullObserver", "Observer", "PlainObserver", "drop_rows", "ego9", "ego43", "full", "plain"]
 
 
 class Observer(Protocol):
@@ -125,6 +126,32 @@ class FullObserver:
         return seen
 
 
+class PlainObserver:
+    """Layout `plain`: that of `full` with fewer columns.
+
+    Args:
+        settings: as of `full`.
+        roads: the crossing.
+        conflicts: its zones; they still say who is shown.
+    """
+
+    def __init__(self, settings: RunSettings, roads: Roads, conflicts: Conflicts) -> None:
+        self.spec = plain_spec(settings.neighbours.max)
+        self._full = FullObserver(settings, roads, conflicts)
+        self._columns = np.array([FULL_NEIGHBOUR.index(feature) for feature in PLAIN_NEIGHBOUR])
+
+    def observe(
+        self,
+        state: TrafficState,
+        held: Float64[np.ndarray, " slots"],
+        acted: Bool[np.ndarray, " slots"],
+        rows: Int64[np.ndarray, " rows"],
+    ) -> Observation:
+        """See `Observer.observe`."""
+        seen = self._full.observe(state, held, acted, rows)
+        return replace(seen, neighbours=np.ascontiguousarray(seen.neighbours[:, :, self._columns]))
+
+
 def drop_rows(seen: Observation, share: float, step: int, seed: int) -> None:
     """Take a share of the neighbour rows out, as if they had got lost on the way; the others move up.
 
@@ -203,6 +230,11 @@ class FlatObserver:
 def full(settings: RunSettings, roads: Roads, conflicts: Conflicts) -> Observer:
     """The default layout."""
     return FullObserver(settings, roads, conflicts)
+
+
+def plain(settings: RunSettings, roads: Roads, conflicts: Conflicts) -> Observer:
+    """The default layout without what conflicts tell."""
+    return PlainObserver(settings, roads, conflicts)
 
 
 def ego9(settings: RunSettings, roads: Roads, conflicts: Conflicts) -> Observer:

@@ -60,7 +60,7 @@ class RunSettings:
     eval_every: Annotated[int, Between(0, None)] = 0  # [episodes] held-out evaluation in a child process; 0: never
     checkpoint_every: Annotated[int, Between(1, None)] = 10  # [episodes]
     keep: Annotated[int, Between(0, None)] = 2  # numbered checkpoints kept beside latest and best
-    observation: Literal["ego9", "ego43", "full"] = "full"  # see `opencda-marl list observations`
+    observation: Literal["ego9", "ego43", "full", "plain"] = "full"  # see `opencda-marl list observations`
     action: Literal["target_speed", "acceleration", "levels"] = "target_speed"  # levels: `envelope.levels`
     simulator: SimulatorSettings = field(default_factory=SimulatorSettings)
     carla: CarlaSettings = field(default_factory=CarlaSettings)

@@ -74,7 +74,7 @@ class ReferenceView:
         leader, follower = self.leader(i), self.follower(i)
         before, past = s < roads.stop_line[r], s >= roads.junction_exit[r] + self.length
         speed = self.v(i, Field.SPEED)
-        return {
+        row = {
             "speed": speed,
             "speed_over_limit": speed / self.limit(i),
             "acceleration": self.v(i, Field.ACCEL),
@@ -101,6 +101,7 @@ class ReferenceView:
             if leader is None
             else self.ahead(i, leader) - self.length + self.stop(leader) - self.stop(i),
         }
+        return row | {"leader_stop_near": row["leader_stop"]}
 
     def possible(self, i: int, j: int) -> list[int]:
         """Routes that j may take, as far as i knows."""
@@ -231,6 +232,7 @@ class ReferenceView:
         zone, touch = self.zone(i, j), self.collision(i, j)
         names = ("my_entry", "my_exit", "its_entry", "its_exit", "entry_difference", "gap_if_second", "gap_if_first")
         more = ("my_stop", "its_stop", "fast_if_second", "fast_if_first")
+        near = {"near_if_second": "gap_if_second", "near_if_first": "gap_if_first", "my_stop_near": "my_stop"}
         row = {**dict.fromkeys(("conflict", *names, "in_zone", *more), 0.0)}
         row["will_touch"] = float(touch is not None)
         row["time_to_collision"] = 0.0 if touch is None else touch
@@ -244,7 +246,7 @@ class ReferenceView:
                 j, zone[3], known=self.settings.neighbours.intent == "shared"
             )
             row["fast_if_first"] = its[0] - self.quickest(i, zone[1], known=True)
-        return row
+        return row | {name: row[of] for name, of in near.items()}
 
 
 def controlled(state: TrafficState) -> list[int]:

@@ -16,7 +16,7 @@ from opencda_marl.core.roads import Roads
 from opencda_marl.core.spec import Feature
 from opencda_marl.core.state import Driver, Field, TrafficState
 from opencda_marl.env.layouts import EGO9, EGO43, FULL_EGO, FULL_NEIGHBOUR
-from opencda_marl.env.observe import ego9, ego43, full
+from opencda_marl.env.observe import ego9, ego43, full, plain
 from opencda_marl.settings.driving import NeighbourSettings
 from opencda_marl.settings.run import RunSettings
 
@@ -137,13 +137,28 @@ def test_layouts_have_the_sizes_of_their_names() -> None:
     settings = RunSettings()
     assert len(EGO9) == 9
     assert len(EGO43) == 43
-    for make, ego, rows in ((full, FULL_EGO, 12), (ego9, EGO9, 0), (ego43, EGO43, 0)):
+    for make, ego, rows in ((full, FULL_EGO, 12), (plain, FULL_EGO, 12), (ego9, EGO9, 0), (ego43, EGO43, 0)):
         spec = make(settings, ROADS, CONFLICTS).spec
         assert spec.ego == ego
         assert spec.max_neighbours == rows
         names = [f.name for f in spec.ego]
         assert len(set(names)) == len(names)
         assert spec.scene_size == 2 * len(ego)
+
+
+def test_plain_rows_are_those_of_full_without_what_conflicts_tell() -> None:
+    state, nothing = _two((60.0, 80.0), (1, 4)), (np.zeros(4), np.zeros(4, np.bool_), np.array([0, 1]))
+    whole, less = (make(RunSettings(), ROADS, CONFLICTS) for make in (full, plain))
+    assert {f.name for f in whole.spec.neighbour} - {f.name for f in less.spec.neighbour} == {
+        *("conflict", "in_zone", "will_touch", "time_to_collision", "entry_difference", "my_entry", "my_exit"),
+        *("its_entry", "its_exit", "gap_if_second", "gap_if_first", "my_stop", "its_stop", "fast_if_second"),
+        *("fast_if_first", "near_if_second", "near_if_first", "my_stop_near"),
+    }
+    seen, fewer = whole.observe(state, *nothing), less.observe(state, *nothing)
+    assert (fewer.counts == [1, 1]).all()
+    assert (fewer.ego == seen.ego).all()
+    for column, feature in enumerate(less.spec.neighbour):
+        assert (fewer.neighbours[:, :, column] == seen.neighbours[:, :, whole.spec.neighbour.index(feature)]).all()
 
 
 def _two(progress: tuple[float, float], routes: tuple[int, int]) -> TrafficState:
@@ -188,6 +203,9 @@ def test_time_gaps_by_hand() -> None:
         (2.0 - (np.sqrt(100 + 5.2 * its_way) - 10) / 2.6) / 3, abs=1e-6
     )
     assert _row(state, "fast_if_first") == pytest.approx((3.0 - (np.sqrt(100 + 5.2 * my_way) - 10) / 2.6) / 3, abs=1e-6)
+    assert _row(state, "near_if_second") == -2.0
+    assert _row(state, "near_if_first") == pytest.approx((3.0 - (2.0 + (exit_ - entry + 5) / 10)) / 0.5, abs=1e-6)
+    assert _row(state, "my_stop_near") == 2.0
     assert _row(state, "from_left") == 1.0  # I drive south; who comes from the east comes from my left
 
 
@@ -239,7 +257,7 @@ def test_arrays_are_the_callers_to_keep() -> None:
 def test_a_value_that_is_not_finite_is_an_error(bad: float) -> None:
     state = _two((60.0, 80.0), (1, 4))
     state.values[1, Field.SPEED] = bad
-    for make in (full, ego9, ego43):
+    for make in (full, plain, ego9, ego43):
         with pytest.raises(NotFiniteError, match="step 200") as caught:
             make(RunSettings(), ROADS, CONFLICTS).observe(state, np.zeros(4), np.zeros(4, np.bool_), np.array([0]))
         assert "values" in caught.value.batch

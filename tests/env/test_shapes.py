@@ -54,7 +54,7 @@ def _check_record(record: object) -> None:
     jaxtyped(typechecker=beartype)(scope["check"])(*(getattr(record, name) for name in fields))
 
 
-@pytest.mark.parametrize("layout", ["full", "ego9", "ego43"])
+@pytest.mark.parametrize("layout", ["full", "plain", "ego9", "ego43"])
 def test_signatures_hold(checked: None, layout: str) -> None:
     settings = RunSettings(max_steps=500, observation=layout)
     drivers = np.array([Driver.CAV, Driver.RULE, Driver.CAV])
