@@ -222,6 +222,16 @@ def _learner(settings: RunSettings) -> Iterator[Problem]:
             "learner.update_mode is compiled, but learner.cuda_graph_update asks for cuda_graph",
             "keep one of the two",
         )
+    if (
+        isinstance(own, MappoSettings | OffPolicySettings)
+        and own.learning_rate_schedule == "exponential"
+        and not own.learning_rate_end
+    ):
+        yield Problem(
+            ("learner", "learning_rate_end"),
+            "learner.learning_rate_end is 0, which learner.learning_rate_schedule exponential never reaches",
+            "raise learner.learning_rate_end, or write linear",
+        )
     if isinstance(own, OffPolicySettings) and own.batch_size > own.buffer_size:
         yield Problem(
             ("learner", "batch_size"),

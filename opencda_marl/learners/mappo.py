@@ -43,7 +43,7 @@ from opencda_marl.nn.flat import Layout, Parameters, as_leaf
 from opencda_marl.nn.graph import Inputs, State, make_update
 from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
-from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
+from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule, rate_schedule
 from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.nn.torso import Torso
 from opencda_marl.settings.learning import MappoSettings
@@ -264,7 +264,7 @@ class Mappo:
         rng = generator(settings.seed, Branch.INITIALISATION)
         self._theta = torch.from_numpy(self._networks.initialise(rng)).to(self._device)
         self._m, self._v = torch.zeros_like(self._theta), torch.zeros_like(self._theta)
-        self._average = self._theta[: self._networks.actor_layout.size].clone()
+        self._average = self._theta.clone()
         self._greedy = False  # does the acting side have the average now?
         self._policy = ActingPolicy(
             settings,
@@ -326,8 +326,8 @@ class Mappo:
             if averaged != self._greedy:
                 self._greedy = averaged
                 self._policy.invalidate()
-            source = self._average if averaged else self._theta[: self._networks.actor_layout.size]
-            return self._policy.act(observation, source, explore=explore)
+            source = self._average if averaged else self._theta
+            return self._policy.act(observation, source[: self._networks.actor_layout.size], explore=explore)
 
     def store(self, observation: Observation, action: Action, step: Step) -> None:
         """See `core.spec.Learner`."""
@@ -408,10 +408,10 @@ class Mappo:
         return {"advantages": advantages, "returns": returns, "rewards": rewards[chains.rows]}
 
     def _follow(self) -> None:
-        """Move the average of the actor's weights towards them; the first ones weigh little in it."""
+        """Move the average of the weights towards them; the first ones weigh little in it."""
         count = self.counters.updates_performed
         kept = min(self._own.average_decay, count / (count + 9.0))
-        self._average = torch.lerp(self._theta[: self._networks.actor_layout.size], self._average, kept)
+        self._average = torch.lerp(self._theta, self._average, kept)
 
     def _tensors(self, table: Mapping[str, np.ndarray], scenes: np.ndarray) -> dict[str, Tensor]:
         """A table of views on the training device; the index of a scene becomes the scene."""
@@ -422,11 +422,12 @@ class Mappo:
     def _look_back(self, data: _Batch) -> tuple[Float64[np.ndarray, "rows components"], Float[Tensor, " acted"]]:
         """Values in units of the rewards, and log-probabilities of actions where the rows have some."""
         parameters = self._networks.layout.views(self._theta)
+        judging = self._networks.layout.views(self._average if self._own.average_decay else self._theta)
         values, log_probs = [], []
         with torch.no_grad():
             for first in range(0, max(1, len(data["ego"])), _CHUNK):
                 rows = {name: tensor[first : first + _CHUNK] for name, tensor in data.items()}
-                values.append(self._networks.critic(parameters, rows))
+                values.append(self._networks.critic(judging, rows))
                 if "action" in rows:
                     outputs = self._networks.actor(parameters, rows)
                     log_probs.append(self._networks.head.log_prob(parameters, "actor.", outputs, rows["action"]))
@@ -445,14 +446,15 @@ class Mappo:
         """Move the scale of returns along. Parameters that give the same values in it, and the returns in it."""
         before = self._scale.tensors(self._device)
         self._scale.observe(returns)
-        theta = self._theta.clone()
-        self._networks.rescale(self._networks.layout.views(theta), before, self._scale.tensors(self._device))
+        theta, self._average = self._theta.clone(), self._average.clone()
+        for weights in (theta, self._average):
+            self._networks.rescale(self._networks.layout.views(weights), before, self._scale.tensors(self._device))
         return theta, (returns - self._scale.mean) / self._scale.std
 
     def _learn(self, theta: Tensor, data: dict[str, Tensor], rows: np.ndarray) -> dict[str, float]:
         """Epochs of minibatch steps, until the policy has moved by `target_kl`."""
         own, device = self._own, self._device
-        rate = linear_schedule(own.learning_rate, own.learning_rate_end, self._progress)
+        rate = rate_schedule(own.learning_rate_schedule, own.learning_rate, own.learning_rate_end, self._progress)
         bonus = linear_schedule(own.entropy, own.entropy_end, self._progress)
         numbers = {
             "learning_rate": torch.tensor(rate, device=device),
@@ -547,9 +549,7 @@ class Mappo:
         self._theta, self._m, self._v = (
             torch.from_numpy(flats.get(name, zeros).copy()).to(self._device) for name in ("theta", "m", "v")
         )
-        actor = self._networks.actor_layout.size
-        average = take(tensors, "average", (actor,)) if "average" in tensors else flats["theta"][:actor]
-        self._average = torch.from_numpy(average.copy()).to(self._device)
+        self._average = torch.from_numpy(self._saved_average(tensors, flats["theta"])).to(self._device)
         self._scale.load(scale)
         self._rollout = rollout
         self.counters = Counters()
@@ -560,6 +560,16 @@ class Mappo:
             self._step.choose(values["update_mode"])
             self._shuffling = generator_from_state(values["shuffling"])
         self.invalidate()
+
+    def _saved_average(
+        self, tensors: Mapping[str, np.ndarray], theta: Float32[np.ndarray, " size"]
+    ) -> Float32[np.ndarray, " size"]:
+        """What a checkpoint has of it: all weights, the actor alone (older ones), or nothing; the rest is theta."""
+        average, found = theta.copy(), tensors.get("average")
+        if found is not None:
+            covered = len(theta) if found.shape == theta.shape else self._networks.actor_layout.size
+            average[:covered] = take(tensors, "average", (covered,))
+        return average
 
     def invalidate(self) -> None:
         """See `core.spec.Learner`."""

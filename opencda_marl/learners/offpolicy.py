@@ -29,7 +29,7 @@ from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, as_leaf
 from opencda_marl.nn.graph import make_update
 from opencda_marl.nn.heads import ActingHead
-from opencda_marl.nn.optimiser import linear_schedule
+from opencda_marl.nn.optimiser import rate_schedule
 from opencda_marl.settings.networks import own_settings
 from opencda_marl.settings.offpolicy import OffPolicySettings
 from opencda_marl.settings.run import RunSettings
@@ -224,7 +224,8 @@ class OffPolicyLearner:
         with self._spans("update"):
             due = int(self._owed + 1e-9)
             self._owed -= due
-            rate = linear_schedule(self._own.learning_rate, self._own.learning_rate_end, self._progress)
+            own = self._own
+            rate = rate_schedule(own.learning_rate_schedule, own.learning_rate, own.learning_rate_end, self._progress)
             numbers = {"learning_rate": torch.tensor(rate), "tau": torch.tensor(self._own.tau)}
             drawn, measured = [], []
             for _ in range(due):

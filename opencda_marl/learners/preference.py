@@ -58,6 +58,7 @@ class Preferences:
         self._dealt = 0  # points of the grid given out so far
         self._ids = np.zeros(0, np.int64)
         self._held = np.zeros((0, len(OBJECTIVES)), np.float32)
+        self._asked, self._told = b"", self._held  # the last answer: from step to step the same vehicles ask, and twice
 
     def of(self, ids: Int64[np.ndarray, " rows"], *, explore: bool) -> Float32[np.ndarray, "rows objectives"]:
         """The preference of each vehicle, drawn at its first sight.
@@ -67,6 +68,9 @@ class Preferences:
         source = self._settings.source
         if source == "fixed" or (source == "sampled" and not explore):
             return np.tile(self._fixed, (len(ids), 1))
+        asked = ids.tobytes()
+        if asked == self._asked:
+            return self._told
         at, known = self._find(ids)
         if not known.all():
             together = np.concatenate([self._ids, ids[~known]])
@@ -74,7 +78,8 @@ class Preferences:
             self._held = np.concatenate([self._held, self._draw(int((~known).sum()))])[order]
             self._ids = together[order]
             at, _ = self._find(ids)
-        return np.asarray(self._held[at])
+        self._asked, self._told = asked, np.asarray(self._held[at])
+        return self._told
 
     def _find(self, ids: Int64[np.ndarray, " rows"]) -> tuple[Int64[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
         """Where each vehicle stands among those known, and whether it does; `_ids` ascend."""
@@ -87,6 +92,7 @@ class Preferences:
         """These vehicles have ended; their ids never come back."""
         if not len(ids):
             return
+        self._asked, self._told = b"", self._held[:0]
         kept = ~np.isin(self._ids, ids)
         self._ids, self._held = self._ids[kept], self._held[kept]
 
@@ -105,6 +111,7 @@ class Preferences:
     def load(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Become what `state` returned."""
         self._ids, self._held = tensors["preference.ids"].copy(), tensors["preference.held"].copy()
+        self._asked, self._told = b"", self._held[:0]
         self._dealt = int(values["dealt"])
         self._rng = generator_from_state(values["generator"])
 

@@ -90,7 +90,7 @@ class ActingHead(Protocol):
     def act(
         self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
     ) -> tuple[_Actions, _Actions]:
-        """Actions and what to store of them; without noise the likeliest ones."""
+        """Actions and what to store of them; without noise greedy ones."""
 
 
 def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -281,6 +281,9 @@ class EpsilonGreedy:
 class Categorical:
     """A choice among levels. Values and what is stored are the index.
 
+    Greedy is the median: levels are speeds, and between going and braking lies caution. The likeliest level is another
+    policy than the one that was trained: bolder wherever braking has the smaller share.
+
     Args:
         levels: fractions that the indices stand for, ascending.
         fraction: the level that the first policy likes best.
@@ -318,12 +321,10 @@ class Categorical:
         outputs: _Outputs,
         noise: Tensor | None,
     ) -> tuple[_Actions, _Actions]:
-        """By the inverse of the distribution function."""
-        if noise is None:
-            index = outputs.argmax(-1, keepdim=True)
-        else:
-            index = (torch.softmax(outputs, -1).cumsum(-1) <= noise).sum(-1, keepdim=True)
-            index = index.clamp(max=self.outputs - 1)  # rounding may leave the sum below 1
+        """By the inverse of the distribution function, at the noise or, greedy, at one half."""
+        where: Tensor | float = 0.5 if noise is None else noise
+        index = (torch.softmax(outputs, -1).cumsum(-1) <= where).sum(-1, keepdim=True)
+        index = index.clamp(max=self.outputs - 1)  # rounding may leave the sum below 1
         chosen = index.to(outputs.dtype)
         return chosen, chosen
 

@@ -6,7 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["adam", "clip_by_norm", "linear_schedule"]
+from opencda_marl.settings.networks import Schedule
+
+__all__ = ["adam", "clip_by_norm", "linear_schedule", "rate_schedule"]
 
 _Vector = Float[Tensor, " size"]
 _Number = Float[Tensor, ""]
@@ -58,3 +60,10 @@ def clip_by_norm(gradient: _Vector, largest: float) -> tuple[_Vector, _Number]:
 def linear_schedule(first: float, last: float, done: float) -> float:
     """Between `first` and `last` where `done` of the budget is used (0 to 1, clamped)."""
     return first + (last - first) * min(max(done, 0.0), 1.0)
+
+
+def rate_schedule(kind: Schedule, first: float, last: float, done: float) -> float:
+    """A learning rate where `done` of the budget is used (0 to 1, clamped); both ends above 0 where exponential."""
+    if kind == "linear":
+        return linear_schedule(first, last, done)
+    return float(first * (last / first) ** min(max(done, 0.0), 1.0))

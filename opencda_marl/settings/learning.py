@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
-from opencda_marl.settings.networks import LearnerSettings, NetworkSettings
+from opencda_marl.settings.networks import LearnerSettings, NetworkSettings, Schedule
 from opencda_marl.settings.offpolicy import DqnSettings, MasacSettings, Matd3Settings
 from opencda_marl.settings.qlearning import QlearningSettings
 
@@ -49,7 +49,8 @@ class MappoSettings(NetworkSettings):
     epochs: Annotated[int, Between(1, 100)] = 4  # passes over the stored rows in an update
     minibatch_size: Annotated[int, Between(1, 1_000_000)] = 512  # rows of a gradient step
     learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 1e-3  # at the beginning
-    learning_rate_end: Annotated[float, Between(0, 1)] = 1e-4  # linear in the budget used
+    learning_rate_end: Annotated[float, Between(0, 1)] = 1e-4  # when the budget is used
+    learning_rate_schedule: Schedule = "linear"  # between them; exponential: by the same factor in equal times
     gae_lambda: Annotated[float, Between(0, 1)] = 0.95  # of generalised advantage estimation
     clip: Annotated[float, Between(0, 1, open_low=True)] = 0.2  # of the probability ratio
     entropy: Annotated[float, Between(0, 1)] = 0.003  # weight of the entropy bonus, at the beginning
@@ -58,7 +59,7 @@ class MappoSettings(NetworkSettings):
     max_grad_norm: Annotated[float, Between(0, 1e6, open_low=True)] = 0.5  # of all weights together
     target_kl: Annotated[float | None, Between(0, 10, open_low=True)] = 0.03  # null: never stop an update early
     average_decay: Annotated[float, Between(0, 0.9999)] = (
-        0.95  # greedy driving uses an average of the weights; share of it that an update keeps; 0: the last weights
+        0.95  # greedy driving and advantages use averaged weights; share of them that an update keeps; 0: the last
     )
     critic: Literal["central", "local"] = "central"  # central: sees the scene (mean and max over everybody)
     initial_fraction: Annotated[float, Between(0.01, 0.99)] = 0.8  # first policy's mean, as a share of the envelope

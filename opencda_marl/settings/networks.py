@@ -7,10 +7,11 @@ from typing import Annotated, Literal, TypeVar
 
 from opencda_marl.settings.bounds import Between
 
-__all__ = ["Activation", "LearnerSettings", "NetworkSettings", "UpdateMode", "own_settings"]
+__all__ = ["Activation", "LearnerSettings", "NetworkSettings", "Schedule", "UpdateMode", "own_settings"]
 
 Activation = Literal["tanh", "relu"]
 UpdateMode = Literal["eager", "compiled", "cuda_graph", "auto"]
+Schedule = Literal["linear", "exponential"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from opencda_marl.settings.bounds import Between
-from opencda_marl.settings.networks import Activation, NetworkSettings
+from opencda_marl.settings.networks import Activation, NetworkSettings, Schedule
 
 __all__ = ["DqnSettings", "MasacSettings", "Matd3Settings", "OffPolicySettings"]
 
@@ -25,7 +25,8 @@ class OffPolicySettings(NetworkSettings):
         1.0  # gradient steps per env step; 0.1: every 10
     )
     learning_rate: Annotated[float, Between(0, 1, open_low=True)] = 3e-4  # at the beginning
-    learning_rate_end: Annotated[float, Between(0, 1)] = 3e-4  # linear in the budget used
+    learning_rate_end: Annotated[float, Between(0, 1)] = 3e-4  # when the budget is used
+    learning_rate_schedule: Schedule = "linear"  # between them; exponential: by the same factor in equal times
     tau: Annotated[float, Between(0, 1, open_low=True)] = 0.005  # share of the weights that enters the target's
     max_grad_norm: Annotated[float | None, Between(0, 1e6, open_low=True)] = None  # of all weights together; null: none
 

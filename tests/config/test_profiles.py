@@ -392,6 +392,15 @@ def test_a_continuous_algorithm_refuses_levels(algorithm: str) -> None:
         assert cross_check(replace(settings, action=action), files=True) == []
 
 
+@pytest.mark.parametrize(("algorithm", "kind"), [("masac", MasacSettings), ("mappo", MappoSettings)])
+def test_an_exponential_schedule_cannot_end_at_zero(algorithm: str, kind: Callable[..., LearnerSettings]) -> None:
+    own = {"learning_rate_schedule": "exponential", "learning_rate_end": 0.0}
+    (problem,) = cross_check(RunSettings(algorithm=algorithm, learner=kind(**own)), files=True)
+    assert problem.keys == ("learner", "learning_rate_end")
+    for change in ({"learning_rate_schedule": "linear"}, {"learning_rate_end": 1e-5}):
+        assert cross_check(RunSettings(algorithm=algorithm, learner=kind(**own | change)), files=True) == []
+
+
 def test_preferences_are_drawn_anew_only_where_there_are_some() -> None:
     settings = RunSettings(algorithm="masac", learner=MasacSettings(relabel=0.5))
     (problem,) = cross_check(settings, files=True)

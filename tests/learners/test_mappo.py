@@ -97,6 +97,70 @@ def test_greedy_acting_draws_nothing_and_repeats() -> None:
     assert json.loads(bits(learner.state())[1])["acting"] == json.loads(before)["acting"]
 
 
+def _actor_size(learner: Mappo) -> int:
+    return next(i for i, name in enumerate(_names(learner)) if name.startswith("critic."))
+
+
+def _names(learner: Mappo) -> list[str]:
+    """The name that each number of theta belongs to."""
+    layout = learner.state().values["identity"]["layouts"]["theta"]
+    return [name for name, shape in layout for _ in range(int(np.prod(shape)))]
+
+
+def test_advantages_come_from_the_average_of_the_critics_weights() -> None:
+    learner = build(small(average_decay=0.9))
+    drive(learner, World(4), 3)
+    saved, size = learner.state(), _actor_size(learner)
+    theta, average = (saved.tensors[name].copy() for name in ("theta", "average"))
+    assert (theta[size:] != average[size:]).any()
+
+    def explained(**changed: np.ndarray) -> float:
+        again = build(small(average_decay=0.9))
+        again.load(LearnerState({**saved.tensors, **changed}, saved.values))
+        return drive(again, World(4), 1)[0]["explained_variance"]
+
+    theta[size:], average[size:] = 0.0, 0.0
+    assert explained(theta=theta) == explained()
+    assert explained(average=average) != explained()
+
+
+def test_the_average_of_the_critic_follows_the_scale_of_returns() -> None:
+    learner, world = build(small(average_decay=0.9)), World(4)
+    while learner.counters.updates_performed < 2:
+        drive(learner, world, 1)
+    before, count = learner.state(), learner.counters.updates_performed
+    while learner.counters.updates_performed == count:
+        drive(learner, world, 1)
+    after = learner.state()
+    (mean, std), (new_mean, new_std) = (_scale(state.tensors["scale"]) for state in (before, after))
+    assert abs(new_std - std) > 1e-3
+    last = [i for i, name in enumerate(_names(learner)) if name.startswith("critic.values.1.")]
+    old = before.tensors["average"][last].astype(np.float64)
+    carried = old * std / new_std
+    carried[-1] += (mean - new_mean) / new_std  # the bias
+    kept = (count + 1) / (count + 10)
+    expected = kept * carried + (1.0 - kept) * after.tensors["theta"][last]
+    np.testing.assert_allclose(after.tensors["average"][last], expected, rtol=1e-4, atol=1e-6)
+
+
+def _scale(saved: np.ndarray) -> tuple[float, float]:
+    mean, square = saved[0, 0] / saved[2, 0], saved[1, 0] / saved[2, 0]
+    return mean, float(np.sqrt(square - mean**2))
+
+
+def test_a_checkpoint_whose_average_is_of_the_actor_alone_still_loads() -> None:
+    learner = build(small(average_decay=0.9))
+    drive(learner, World(4), 3)
+    saved, size = learner.state(), _actor_size(learner)
+    again = build(small(average_decay=0.9))
+    again.load(LearnerState({**saved.tensors, "average": saved.tensors["average"][:size]}, saved.values))
+    found = again.state().tensors
+    assert (found["average"][:size] == saved.tensors["average"][:size]).all()
+    assert (found["average"][size:] == saved.tensors["theta"][size:]).all()
+    with pytest.raises(CheckpointError, match="average"):
+        again.load(LearnerState({**saved.tensors, "average": saved.tensors["average"][: size - 1]}, saved.values))
+
+
 def test_greedy_acting_uses_the_average_of_the_weights() -> None:
     learner, world = build(small("pcmappo", average_decay=0.5)), World(4)
     thetas = []
@@ -108,13 +172,13 @@ def test_greedy_acting_uses_the_average_of_the_weights() -> None:
             thetas.append(learner.state().tensors["theta"])
     assert len(thetas) > 2
     saved = learner.state()
-    size = saved.tensors["average"].size
+    size = _actor_size(learner)
     start = build(small("pcmappo", average_decay=0.5)).state().tensors["theta"][:size]
     decays = [min(0.5, k / (k + 9.0)) for k in range(1, len(thetas) + 1)]
     expected = start.astype(np.float64)
     for kept, theta in zip(decays, thetas, strict=True):
         expected = kept * expected + (1.0 - kept) * theta[:size]
-    np.testing.assert_allclose(saved.tensors["average"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(saved.tensors["average"][:size], expected, rtol=1e-4, atol=1e-6)
 
     observation = world.reset().observation
     greedy = learner.act(observation, explore=False).values
@@ -125,7 +189,8 @@ def test_greedy_acting_uses_the_average_of_the_weights() -> None:
     last.load(LearnerState({k: v for k, v in saved.tensors.items() if k != "average"}, saved.values))
     assert (last.act(observation, explore=True).extras["stored"] == drawn).all()  # exploring is with the last weights
     assert (last.act(observation, explore=False).values != greedy).any()
-    averaged = {**saved.tensors, "theta": np.concatenate([saved.tensors["average"], saved.tensors["theta"][size:]])}
+    actor = saved.tensors["average"][:size]
+    averaged = {**saved.tensors, "theta": np.concatenate([actor, saved.tensors["theta"][size:]])}
     last.load(LearnerState({k: v for k, v in averaged.items() if k != "average"}, saved.values))
     assert (last.act(observation, explore=False).values == greedy).all()
 

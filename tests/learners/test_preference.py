@@ -59,6 +59,21 @@ def test_a_vehicle_that_ended_is_forgotten_and_the_others_are_not() -> None:
     assert (preferences.of(ids(3, 1), explore=True) == before[[2, 0]]).all()
 
 
+def test_the_last_answer_is_kept_no_longer_than_it_holds() -> None:
+    held = Preferences(PreferenceSettings(source="sampled"), 3)
+    some, others = np.array([1, 2], np.int64), np.array([2, 3], np.int64)
+    first = held.of(some, explore=True).copy()
+    assert (held.of(some, explore=True) == first).all()
+    assert (held.of(some, explore=False) == np.float32(PreferenceSettings().fixed)).all()
+    assert (held.of(others, explore=True)[0] == first[1]).all()
+    assert (held.of(some, explore=True) == first).all()
+    tensors, values = held.state()
+    held.forget(some)
+    assert (held.of(some, explore=True) != first).any()  # drawn anew
+    held.load(tensors, values)
+    assert (held.of(some, explore=True) == first).all()
+
+
 def test_without_exploring_everybody_has_the_fixed_one() -> None:
     for source in ("sampled", "fixed"):
         preferences = Preferences(PreferenceSettings(source=source, fixed=FIXED), seed=4)

@@ -54,13 +54,15 @@ def test_the_last_level_is_the_limit_of_rounding() -> None:
     assert values.item() == 1.0
 
 
-def test_greedy_is_the_likeliest() -> None:
-    assert (
-        Categorical((0.0, 0.5, 1.0), fraction=0.5, log_std=0.0)
-        .act({}, "", torch.tensor([[0.0, 2.0, 1.0]]), None)[0]
-        .item()
-        == 1.0
-    )
+def test_the_greedy_level_is_the_median() -> None:
+    head = Categorical((0.0, 0.1, 0.2, 1.0), fraction=0.5, log_std=0.0)
+    shares = torch.tensor([[0.0, 0.3, 0.3, 0.4], [0.6, 0.0, 0.0, 0.4], [0.3, 0.3, 0.2, 0.2], [0.0, 0.0, 0.4, 0.6]])
+    values, stored = head.act({}, "", shares.clamp(min=1e-9).log(), None)
+    assert values.squeeze(-1).tolist() == [2.0, 0.0, 1.0, 3.0]
+    assert (stored == values).all()
+
+
+def test_the_greedy_action_of_a_gaussian_is_its_mean() -> None:
     values, _ = TanhGaussian(1, fraction=0.5, log_std=0.0).act({}, "", torch.tensor([[0.3]]), None)
     assert values.item() == pytest.approx(math.tanh(0.3))
 

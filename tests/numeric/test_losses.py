@@ -13,7 +13,7 @@ from opencda_marl.core.spec import ActionSpec, Feature, ObservationSpec
 from opencda_marl.learners.mappo import METRICS, Networks, minibatch_step, ppo_loss
 from opencda_marl.nn.flat import as_leaf
 from opencda_marl.nn.heads import Categorical, TanhGaussian, gaussian_log_prob, tanh_gaussian_entropy
-from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule
+from opencda_marl.nn.optimiser import adam, clip_by_norm, linear_schedule, rate_schedule
 from opencda_marl.settings.learning import MappoSettings
 from opencda_marl.settings.run import RunSettings
 
@@ -182,6 +182,12 @@ def test_clipping_keeps_the_direction_and_says_the_norm() -> None:
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]), rtol=1e-5, atol=1e-6)
     untouched, _ = clip_by_norm(torch.tensor([0.3, 0.4]), 1.0)
     torch.testing.assert_close(untouched, torch.tensor([0.3, 0.4]))
+
+
+def test_learning_rates_end_where_they_should() -> None:
+    found = [rate_schedule("exponential", 1.0, 0.01, x) for x in (-1.0, 0.0, 0.25, 0.5, 1.0, 7.0)]
+    assert found == pytest.approx([1, 1, 0.1**0.5, 0.1, 0.01, 0.01])
+    assert rate_schedule("linear", 1.0, 0.2, 0.5) == pytest.approx(0.6)
 
 
 def test_linear_schedule_ends_where_it_should() -> None:
