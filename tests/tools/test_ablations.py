@@ -1,0 +1,56 @@
+"""benchmarks/ablations.py: its rows are profiles that load, and a row is trained, driven and listed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from opencda_marl.config import load_profile
+
+_FILE = Path(__file__).parents[2] / "benchmarks/ablations.py"
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ablations", _FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_row_changes_the_recipe(program: ModuleType) -> None:
+    recipe = load_profile(program.PROFILE).settings
+    for name, changes in program.ROWS.items():
+        settings = load_profile(program.PROFILE, overrides=changes).settings
+        assert (settings != recipe) == bool(changes), name
+
+
+def test_more_frequent_decisions_blame_the_same_seconds(program: ModuleType) -> None:
+    for name, every in (("every-step", 1), ("every-2", 2), ("every-5", 5)):
+        settings = load_profile(program.PROFILE, overrides=program.ROWS[name]).settings
+        assert settings.decision_interval == every
+        assert settings.learner.gae_lambda == pytest.approx(0.9 ** (every / 10), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_row_is_trained_driven_and_listed(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    small = ["--only", "plain", "--minutes", "0.05", "--episodes", "1", "--densities", "200", *places]
+    program.main(small)
+    (file,) = (tmp_path / "results").iterdir()
+    found = json.loads(file.read_text())
+    assert found["env_steps"] > 0
+    assert found["densities"]["200"]["vehicles"] > 10
+    assert "`observation=plain`" in capsys.readouterr().out
+    before = file.stat().st_mtime_ns
+    program.main([*small, "--table"])
+    program.main(small)
+    assert file.stat().st_mtime_ns == before
