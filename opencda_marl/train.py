@@ -71,8 +71,8 @@ __all__ = ["TrainResult", "run_loop", "train", "without_surprises"]
 
 
 _UNLEARNED = (
-    "no update was made, so the policy is the one that the run began with: learner.learning_starts or learner.n_steps "
-    "is beyond the budget"
+    "no update was made, so the policy is the one that the run began with: the budget ended before learner.n_steps, "
+    "or learner.learning_starts, learner.batch_size and learner.updates_per_step, allowed one"
 )
 
 

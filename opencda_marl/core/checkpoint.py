@@ -26,7 +26,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.files import array_bytes, part_of, remove_tree, sync_folder, typed, write_synced, writing
+from opencda_marl.core.files import (
+    array_bytes,
+    part_of,
+    read_regular,
+    remove_tree,
+    sync_folder,
+    typed,
+    write_synced,
+    writing,
+)
 from opencda_marl.core.segments import Segment, prune_segments
 from opencda_marl.core.spec import LearnerState
 
@@ -122,7 +131,7 @@ def _others(path: Path) -> str:
 def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / _MANIFEST
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
         if found["format"] != _FORMAT:
             raise CheckpointError(f"{path} says {found['format']!r}: this is no checkpoint of this program", fix=_OTHER)
         if found["version"] > _VERSION:
@@ -143,7 +152,7 @@ def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _verified(path: Path, facts: Mapping[str, Any]) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}", fix=_OTHER) from error
     if len(data) != facts["bytes"]:

@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "array_bytes",
     "arrays_of",
     "part_of",
+    "read_regular",
     "remove_tree",
     "storage_error",
     "sync_folder",
@@ -87,6 +89,21 @@ def unsuited(path: Path | str) -> str | None:
 def part_of(path: Path) -> Path:
     """The hidden sibling in which `path` is made before it gets its name."""
     return path.with_name(f".{path.name}.part")
+
+
+def read_regular(path: Path) -> bytes:
+    """What is in a file; a pipe or a device in its place, which could keep us waiting for ever, is refused.
+
+    Raises:
+        OSError: as the system says, or "not a regular file".
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(code, "not a regular file", str(path))
+        return stream.read()
 
 
 def write_synced(path: Path, data: bytes) -> None:

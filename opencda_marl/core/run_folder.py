@@ -35,7 +35,7 @@ import numpy as np
 
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError, StorageError
-from opencda_marl.core.files import array_bytes, typed, write_whole, writing
+from opencda_marl.core.files import array_bytes, read_regular, typed, write_whole, writing
 
 __all__ = [
     "ACTIVE_PHASES",
@@ -398,7 +398,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.files import array_bytes, part_of, sync_folder, write_synced, writing
+from opencda_marl.core.files import array_bytes, part_of, read_regular, sync_folder, write_synced, writing
 
 __all__ = ["Segment", "materialise", "prune_segments"]
 
@@ -79,7 +79,7 @@ class Segment:
         assert self._folder is not None
         path = self._folder / self._facts["name"]
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}", fix=_FIX) from error
         if len(data) != self._facts["bytes"] or hashlib.sha256(data).hexdigest() != self._facts["sha256"]:

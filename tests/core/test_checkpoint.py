@@ -44,6 +44,16 @@ def _equal(left: LearnerState, right: LearnerState) -> bool:
     return same and left.tensors.keys() == right.tensors.keys() and left.values == right.values
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", ["manifest.json", "state.json", "tensors.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_no_reason_to_wait(tmp_path: Path, file: str) -> None:
+    write_checkpoint(tmp_path / "c", _state(), {"episodes": 7}, {})
+    (tmp_path / "c" / file).unlink()
+    os.mkfifo(tmp_path / "c" / file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_checkpoint(tmp_path / "c")
+
+
 def test_every_bit_comes_back(tmp_path: Path) -> None:
     state = _state(3)
     write_checkpoint(tmp_path / "c", state, {"episodes": 7}, {"config.yaml": "seed: 1\n"})

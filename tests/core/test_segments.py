@@ -400,3 +400,15 @@ def test_what_others_put_beside_the_pieces_is_left_alone(tmp_path: Path) -> None
         ours.write_bytes(b"x")
     prune_segments(tmp_path, [])
     assert sorted(entry.name for entry in replay.iterdir()) == ["mine.txt", "notes"]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_piece_is_no_reason_to_wait(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    write_checkpoint(folder / "episode_1", state(history(2)), {"episodes": 1}, {})
+    (first, *_) = sorted((folder / "replay").iterdir())
+    first.unlink()
+    os.mkfifo(first)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        for segment in read_checkpoint(folder / "episode_1").state.segments:
+            segment.read()
