@@ -146,7 +146,8 @@ def _controllers(wanted: Wanted, learners: Sequence[RunSettings], config_root: P
     found = []
     for name in wanted.chosen(CONTROLLERS):
         for interval in intervals[:1] if name in SUMO_DRIVES else intervals:
-            overrides = [f"decision_interval={interval}", "shield.enabled=false"]  # a shield belongs to a policy
+            # a shield and levels belong to a policy
+            overrides = [f"decision_interval={interval}", "shield.enabled=false", "action=target_speed"]
             loaded = load_profile(_PROFILE.format("mappo"), config_root=config_root, overrides=overrides)
             full = name if name in SUMO_DRIVES or interval == base.decision_interval else f"{name}-k{interval}"
             found.append(Entrant(full, name, "controller", loaded.settings))
