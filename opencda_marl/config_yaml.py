@@ -286,4 +286,6 @@ def dump_scalar(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value)
+    text = repr(value)
+    # 1e-05 is a number in YAML 1.2 and text in 1.1, which most readers still follow
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text

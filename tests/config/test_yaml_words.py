@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opencda_marl.config_yaml import Document, dump_scalar, parse, parse_value, read
@@ -207,3 +208,12 @@ def test_what_is_written_reads_back_inside_a_file(value: object) -> None:
 
 def test_document_is_plain_data() -> None:
     assert Document({"a": 1}).sources == {}
+
+
+@given(value=st.floats(allow_nan=False, allow_infinity=False))
+@example(value=3e-5)
+@example(value=1e22)
+def test_numbers_are_numbers_to_readers_of_older_yaml(value: float) -> None:
+    found = yaml.safe_load(dump_scalar(value))
+    assert isinstance(found, float)
+    assert found == value
