@@ -133,7 +133,7 @@ def test_the_layout_of_the_published_timings_acts_and_learns(tmp_path: Path) -> 
 def test_what_the_replay_takes_is_said_before_the_first_episode(whole: Path) -> None:
     log = (whole / "log.txt").read_text()
     init = next(line for line in log.splitlines() if "  init: " in line)
-    for size in ("replay=100k decisions, 175 MiB (25k: 44 MiB, 100k: 175 MiB, 1M: 1.7 GiB)", "updates_per_step=0.3"):
+    for size in ("replay=100k decisions, 189 MiB (25k: 47 MiB, 100k: 189 MiB, 1M: 1.8 GiB)", "updates_per_step=0.3"):
         assert size in init
     assert log.index(init) < log.index("  episode 1 ")
 
