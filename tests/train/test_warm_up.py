@@ -40,7 +40,7 @@ def test_the_learner_is_as_before(source: str) -> None:
 
 @pytest.mark.parametrize("observation", ["full", "ego43", "ego9"])
 def test_nothing_is_left_to_compile(observation: str) -> None:
-    overrides = [f"observation={observation}", "max_steps=400", "demand.rate_vph=600"]
+    overrides = [f"observation={observation}", "action=target_speed", "max_steps=400", "demand.rate_vph=600"]
     settings = load_profile("sumo-marl/intersection/quickstart", overrides=overrides).settings
     if observation != "full":
         settings = replace(settings, context=replace(settings.context, encoder="none"))
