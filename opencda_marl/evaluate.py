@@ -109,6 +109,8 @@ def evaluate(
             raise ConfigError(f"{found.name} needs a profile to drive in", fix="name one with -t")
         settings = from_run_folder(found.folder)
     settings = _for_evaluation(settings)
+    if found.checkpoint is None and settings.action == "levels":
+        settings = replace(settings, action="target_speed")  # levels belong to a policy
     chosen = _chosen(seeds if seeds is not None else range(*settings.evaluation.seeds), episodes)
     if found.name in SUMO_DRIVES:
         settings = _under_its_rule(settings, found.name)

@@ -134,6 +134,14 @@ def test_a_shield_is_the_policys_alone(run: Path) -> None:
     assert evaluate("full_speed", settings=settings, seeds=seeds)["collision_rate"] < alone["collision_rate"]
 
 
+def test_levels_are_the_policys_alone() -> None:
+    figures = [
+        evaluate("rule_based", settings=_settings(f"action={action}"), seeds=range(9000, 9002))
+        for action in ("levels", "target_speed")
+    ]
+    assert figures[0]["mean_jerk"] == figures[1]["mean_jerk"] is not None
+
+
 def test_held_out_traffic_is_not_that_of_training() -> None:
     settings = _settings()
     roads = make_roads(settings)
