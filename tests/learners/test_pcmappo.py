@@ -30,7 +30,7 @@ def named(learner: Mappo) -> dict[str, np.ndarray]:
 def put(learner: Mappo, arrays: dict[str, np.ndarray]) -> None:
     state = learner.state()
     theta = np.concatenate([arrays[name].ravel() for name in named(learner)])
-    learner.load(LearnerState({**state.tensors, "theta": theta}, state.values))
+    learner.load(LearnerState({**state.tensors, "theta": theta, "average": theta}, state.values))
 
 
 def blind_pair(preference: PreferenceSettings, index: int | None) -> tuple[Mappo, Mappo]:
