@@ -71,6 +71,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         quiet = ("max_episodes=null", "eval_every=0", "evaluation.final=false", "recording.tensorboard=false")
         _command("run", "-t", PROFILE, "--seed", str(options.seed), "--out", str(run), budget, *quiet, *ROWS[name])
     lines = read_episodes(run)
+    if not lines:
+        raise SystemExit(f"{run}: not one episode in {options.minutes:g} minutes")
     densities = {}
     for rate in options.densities:
         seeds = ("--seeds", f"8000:{8000 + options.episodes}", "--no-compare")

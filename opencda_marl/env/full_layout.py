@@ -134,23 +134,22 @@ def _write_zone(
     out[2] = clip(my_exit / 25.0, -1.0, 2.0)
     out[3] = clip(its_entry / 25.0, -1.0, 2.0)
     out[4] = clip(its_exit / 25.0, -1.0, 2.0)
+    second, first = i_enter - it_leaves, it_enters - i_leave
     out[5] = clip((i_enter - it_enters) / 3.0, -2.0, 2.0)
-    out[6] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
-    out[7] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
+    out[6], more[4] = clip(second / 3.0, -2.0, 2.0), clip(second / 0.5, -2.0, 2.0)
+    out[7], more[5] = clip(first / 3.0, -2.0, 2.0), clip(first / 0.5, -2.0, 2.0)
     out[8] = 1.0 if its_entry <= 0.0 else 0.0
-    more[4] = clip((i_enter - it_leaves) / 0.5, -2.0, 2.0)
-    more[5] = clip((it_enters - i_leave) / 0.5, -2.0, 2.0)
     brakes, pull = 2.0 * parameters[HARDEST], parameters[PULL]
     its_top = its_limit if its_limit < np.inf else its[LIMIT]
     if my_speed < my_limit:
         i_leave = min(i_leave, time_pulling(my_exit, my_speed, my_limit, pull))
     if its_speed < its_top:
         it_leaves = min(it_leaves, time_pulling(its_exit, its_speed, its_top, pull))
-    more[0] = clip((my_entry - my_speed**2 / brakes) / 25.0, -2.0, 2.0)
+    spare = my_entry - my_speed**2 / brakes
+    more[0], more[6] = clip(spare / 25.0, -2.0, 2.0), clip(spare / 4.0, -2.0, 2.0)
     more[1] = clip((its_entry - its_speed**2 / brakes) / 25.0, -2.0, 2.0)
     more[2] = clip((i_enter - it_leaves) / 3.0, -2.0, 2.0)
     more[3] = clip((it_enters - i_leave) / 3.0, -2.0, 2.0)
-    more[6] = clip((my_entry - my_speed**2 / brakes) / 4.0, -2.0, 2.0)
 
 
 @kernel

@@ -18,7 +18,8 @@ _ROWS = (10, 13)  # neighbour rows of a vehicle, as on the bundled crossing at 2
 def specs(settings: RunSettings) -> tuple[ObservationSpec, ActionSpec]:
     """Of the full layout with at least as many neighbour rows as a scene has, and one continuous action.
 
-    DQN knows levels alone; it has those of the profile.
+    That is what the forms have that learners are measured against, whatever the profile's action is. DQN knows levels
+    alone; it has those of the profile.
     """
     from opencda_marl.env.command import action_spec
     from opencda_marl.env.layouts import full_spec

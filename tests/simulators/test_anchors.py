@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -14,19 +12,14 @@ from opencda_marl.core.roads import Movement
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.sumo import SumoSimulator
+from tests.programs import benchmark_program
 
 SEEDS = range(1, 7)
 
 
 @pytest.fixture(scope="module")
 def anchors() -> ModuleType:
-    place = Path(__file__).parents[2] / "benchmarks" / "anchors.py"
-    spec = importlib.util.spec_from_file_location("anchors", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark_program("anchors")
 
 
 @pytest.fixture(scope="module")

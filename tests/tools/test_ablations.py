@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,18 +9,12 @@ from types import ModuleType
 import pytest
 
 from opencda_marl.config import load_profile
-
-_FILE = Path(__file__).parents[2] / "benchmarks/ablations.py"
+from tests.programs import benchmark_program
 
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ablations", _FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark_program("ablations")
 
 
 def test_each_row_changes_the_recipe(program: ModuleType) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.run_folder import read_episodes, read_run
 from opencda_marl.standin import StandIn
+from tests.programs import benchmark_program
 
 pytest.importorskip("carla")
 
@@ -102,19 +101,10 @@ def test_a_policy_from_sumo_drives_and_learns_on_in_carla(server: StandIn, tmp_p
     assert read_episodes(tuned)[-1]["updates_performed"] > 0
 
 
-def _drill() -> Any:
-    spec = importlib.util.spec_from_file_location("carla_drill", ROOT / "benchmarks" / "carla_drill.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_a_run_survives_each_failure_of_its_server_bit_for_bit(tmp_path: Path) -> None:
     """benchmarks/carla_drill.py does it 20 times."""
-    drill = _drill()
+    drill = benchmark_program("carla_drill")
     undisturbed = drill.reference(tmp_path)
     rates = [line["departed"] for line in read_episodes(undisturbed.path)]
     assert all(count >= 12 for count in rates), "some 15 vehicles an episode"
