@@ -211,7 +211,7 @@ _WRONG = [
     ("learner: {hidden: [64, 0]}", "learner.hidden[1] is 0", None),
     ("learner: {epochs: 3.5}", "learner.epochs is a whole number", None),
     ("reward: {weights: {delay: fast}}", "reward.weights.delay is a number", None),
-    ("reward: {weights: {delay: 1e300}}", "reward.weights.delay is 1e+300; it must be between", None),
+    ("reward: {weights: {delay: 1e300}}", "reward.weights.delay is 1.0e+300; it must be between", None),
     ("max_steps: 1000000000000", "max_steps is 1000000000000; it must be between 1 and 10000000", None),
     ("learner: {n_steps: 1000000000000}", "learner.n_steps is 1000000000000", None),
     ("learner: {minibatch_size: 1000000000000}", "learner.minibatch_size is 1000000000000", None),
