@@ -54,10 +54,15 @@ def _command(*words: str) -> dict[str, Any]:
         SystemExit: it failed.
     """
     line = [sys.executable, "-m", "opencda_marl.cli", *words, "--json"]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"exit code {done.returncode}: {' '.join(words)}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        said, _ = process.communicate()
+    except KeyboardInterrupt:  # a terminal has told the command too, which saves what it has
+        process.wait()
+        raise SystemExit(130) from None
+    if process.returncode:
+        raise SystemExit(f"exit code {process.returncode}: {' '.join(words)}")
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 
@@ -111,6 +116,34 @@ def _figures(block: Mapping[str, Any]) -> str:
     return f"{100 * block['success_rate']:.2f} / {100 * block['collision_rate']:.2f}{delay}"
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A row's file.
+
+    Raises:
+        SystemExit: it is none.
+    """
+    try:
+        found = dict(json.loads(file.read_text()))
+        table([found])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{file} is not the file of a row: {error}; remove it, and the row is made again") from error
+    return found
+
+
 def _stored(options: argparse.Namespace, name: str) -> Path:
     return Path(options.results) / f"{name}-s{options.seed}-{options.minutes:g}min.json"
 
@@ -119,10 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make what is left, print the table of what is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training")
+    parser.add_argument("--minutes", type=_positive, default=5.0, help="of training")
     parser.add_argument("--seed", type=int, default=1, help="of training")
-    parser.add_argument("--densities", type=float, nargs="+", default=[300.0, 400.0], help="vehicles/h/lane")
-    parser.add_argument("--episodes", type=int, default=30, help="a density")
+    parser.add_argument("--densities", type=_positive, nargs="+", default=[300.0, 400.0], help="vehicles/h/lane")
+    parser.add_argument("--episodes", type=_count, default=30, help="a density")
     parser.add_argument("--out", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/ablations"))
     parser.add_argument("--table", action="store_true", help="make nothing")
@@ -134,7 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, f"{json.dumps(measure(name, options), indent=1)}\n".encode())
         if file.is_file():
-            found.append(json.loads(file.read_text()))
+            found.append(_read(file))
+    if not found:
+        raise SystemExit(f"there is no row in {options.results} yet")
     sys.stdout.write(f"{table(found)}\n")
 
 

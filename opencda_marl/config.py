@@ -19,6 +19,7 @@ from opencda_marl.config_files import bundled_root, chain, export_root, find_roo
 from opencda_marl.config_merge import Combined, combine, settings_class
 from opencda_marl.config_yaml import Keys, Source, dump_scalar, parse
 from opencda_marl.core.errors import CheckpointError, ConfigError
+from opencda_marl.core.files import read_regular
 from opencda_marl.core.tables import Table
 from opencda_marl.settings.run import RunSettings
 
@@ -172,7 +173,7 @@ def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettin
     """
     file = folder / "config.yaml"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{folder} is not a run folder: config.yaml cannot be read", fix="see what there is: opencda-marl runs list"

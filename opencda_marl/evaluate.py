@@ -17,7 +17,7 @@ import numpy as np
 
 from opencda_marl.assemble import Traffic, evaluation_traffic, make_env, make_learner, make_roads, quiet_process
 from opencda_marl.config import from_run_folder
-from opencda_marl.core.checkpoint import read_checkpoint
+from opencda_marl.core.checkpoint import check_observation, read_checkpoint
 from opencda_marl.core.children import answer, end_with_parent, read_request
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.core.files import array_bytes, write_whole
@@ -258,13 +258,8 @@ def _driver(policy: Policy, settings: RunSettings, env: DrivingEnv) -> Iterator[
         return
     checkpoint = read_checkpoint(policy.checkpoint)
     spec = env.observation_spec
-    if checkpoint.extra.get("observation") != [spec.name, spec.version]:
-        raise CheckpointError(
-            f"{policy.checkpoint} was trained on the observation {checkpoint.extra.get('observation')}, "
-            f"but these settings have {[spec.name, spec.version]}",
-            fix=f"evaluate it with its own settings, without -t and observation=: opencda-marl evaluate "
-            f"{typed(Path(policy.name))}",
-        )
+    own = "evaluate it with its own settings, without -t and observation=: opencda-marl evaluate"
+    check_observation(checkpoint, spec, fix=f"{own} {typed(Path(policy.name))}")
     with closing(make_learner(settings, spec, env.action_spec)) as learner:
         learner.load(checkpoint.state, weights_only=True)
         yield lambda observation: learner.act(observation, explore=False)

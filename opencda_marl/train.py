@@ -26,7 +26,7 @@ from opencda_marl.assemble import (
     warm_up,
 )
 from opencda_marl.config import changes, config_hash, from_run_folder, require_budget, to_yaml
-from opencda_marl.core.checkpoint import Checkpoint, read_checkpoint
+from opencda_marl.core.checkpoint import Checkpoint, check_observation, read_checkpoint
 from opencda_marl.core.errors import (
     AccountingError,
     CheckpointError,
@@ -450,13 +450,7 @@ def _restore(
 
 
 def _matching(found: Checkpoint, env: DrivingEnv) -> Checkpoint:
-    spec = env.observation_spec
-    seen = found.extra.get("observation")
-    if seen != [spec.name, spec.version]:
-        raise CheckpointError(
-            f"{found.path} was trained on the observation {seen}, but this run has {[spec.name, spec.version]}",
-            fix="choose the same observation, or another checkpoint",
-        )
+    check_observation(found, env.observation_spec, fix="choose the same observation, or another checkpoint")
     return found
 
 
@@ -523,6 +517,8 @@ def _announce(
     folder.write_config(to_yaml(settings))
     folder.write_run({**facts, "identity": _identity(settings), "init": init, "resumed": resumed})
     hear(Started(folder.path, init, done.episodes))
+    if described.get("acting_device") == "cpu" and (form := str(described.get("actor_form"))).startswith("torch ("):
+        notes.append(f"acting goes through torch, which is slower than C++: {form[7:-1]}")
     if settings.threads > cores():
         notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
     elif launched() is None and int(settings.workers) * settings.threads > cores() > 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.errors import CheckpointError
-from opencda_marl.core.files import typed, write_whole, writing
+from opencda_marl.core.files import read_regular, typed, write_whole, writing
 from opencda_marl.core.run_folder import read_episodes, read_metrics, read_run
 
 __all__ = [
@@ -128,7 +128,7 @@ def read_results(sources: Sequence[Path]) -> list[dict[str, Any]]:
     found = []
     for file in files:
         try:
-            result = dict(json.loads(file.read_bytes()))
+            result = dict(json.loads(read_regular(file)))
             found.append({**result, "name": str(result["name"]), "kind": str(result["kind"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(

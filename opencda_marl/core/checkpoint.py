@@ -37,9 +37,9 @@ from opencda_marl.core.files import (
     writing,
 )
 from opencda_marl.core.segments import Segment, prune_segments
-from opencda_marl.core.spec import LearnerState
+from opencda_marl.core.spec import LearnerState, ObservationSpec
 
-__all__ = ["Checkpoint", "Checkpoints", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "Checkpoints", "check_observation", "read_checkpoint", "write_checkpoint"]
 
 _FORMAT = "opencda-marl checkpoint"
 _VERSION = 1
@@ -168,6 +168,25 @@ def _followed(path: Path) -> Path:
         name = path.read_bytes()[:200].decode(errors="replace").strip()
         return path.parent / name if _NUMBERED.fullmatch(name) else path
     return path.parent / os.readlink(path) if path.is_symlink() else path
+
+
+def check_observation(found: Checkpoint, spec: ObservationSpec, *, fix: str) -> None:
+    """Raise unless the checkpoint's policy sees what `spec` says.
+
+    Args:
+        found: by `read_checkpoint`.
+        spec: what there is to see now.
+        fix: where it is another layout; another version of the same one cannot be chosen.
+
+    Raises:
+        CheckpointError: it sees something else.
+    """
+    seen, here = found.extra.get("observation"), [spec.name, spec.version]
+    if seen == here:
+        return
+    if isinstance(seen, list) and seen[:1] == here[:1]:
+        fix = "train it again, or use the version of the program that it was trained with"
+    raise CheckpointError(f"{found.path} was trained on the observation {seen}, but there is {here} here", fix=fix)
 
 
 class Checkpoints:

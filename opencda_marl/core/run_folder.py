@@ -57,6 +57,7 @@ ACTIVE_PHASES = ("starting", "compiling", "training", "updating", "evaluating", 
 """Phases in which a process is at work; the others are finished, interrupted and failed."""
 
 _LOCK = ".lock"
+_APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe there is an error at once
 _HEARTBEAT = 1.0  # [s] between two status files
 
 
@@ -237,7 +238,7 @@ class RunFolder:
         path = self.path / name
         with writing(path):
             if name not in self._streams:
-                self._streams[name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._streams[name] = os.open(path, _APPENDING, 0o644)
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._streams[name], rest) :]

@@ -15,12 +15,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from opencda_marl.core.files import read_regular, write_synced
+
 __all__ = ["cache_root", "find_library"]
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp"))
 _HEADERS = (Path(__file__).with_name("lanes.h"),)
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 _BUILD_SECONDS = 120.0
+_DIGEST = hashlib.sha256().digest_size
 
 
 def cache_root() -> Path:
@@ -41,7 +44,10 @@ def _processor() -> str:
 
 
 def _build(compiler: str, target: Path) -> None:
-    """Compile into `target`, which appears whole or not at all: two processes may build at once."""
+    """Compile into `target`, which appears whole or not at all: two processes may build at once.
+
+    Its digest stands behind it, where no loader looks: mapping a library that was cut short would end the process.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         made = Path(folder) / target.name
@@ -51,17 +57,24 @@ def _build(compiler: str, target: Path) -> None:
             capture_output=True,
             timeout=_BUILD_SECONDS,
         )
+        data = made.read_bytes()
+        write_synced(made, data + hashlib.sha256(data).digest())
         made.replace(target)
 
 
+def _whole(target: Path) -> bool:
+    """Is it what `_build` has written?"""
+    try:
+        data = read_regular(target)
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]
+
+
 def _built(compiler: str, target: Path) -> ctypes.CDLL:
-    """The library of the cache; made when it is missing, and once more when it cannot be loaded."""
-    if target.exists():
-        try:
-            return ctypes.CDLL(str(target))
-        except OSError:  # cut short, or of another machine
-            target.unlink(missing_ok=True)
-    _build(compiler, target)
+    """The library of the cache; made when it is missing or damaged."""
+    if not _whole(target):
+        _build(compiler, target)
     return ctypes.CDLL(str(target))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -66,4 +68,4 @@ def rate_schedule(kind: Schedule, first: float, last: float, done: float) -> flo
     """A learning rate where `done` of the budget is used (0 to 1, clamped); both ends above 0 where exponential."""
     if kind == "linear":
         return linear_schedule(first, last, done)
-    return float(first * (last / first) ** min(max(done, 0.0), 1.0))
+    return math.exp(linear_schedule(math.log(first), math.log(last), done))

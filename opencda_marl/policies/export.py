@@ -19,8 +19,8 @@ import numpy as np
 from opencda_marl import __version__
 from opencda_marl.assemble import make_env, make_learner, quiet_process
 from opencda_marl.config import from_run_folder, to_yaml
-from opencda_marl.core.checkpoint import read_checkpoint, write_checkpoint
-from opencda_marl.core.errors import CheckpointError, StorageError
+from opencda_marl.core.checkpoint import check_observation, read_checkpoint, write_checkpoint
+from opencda_marl.core.errors import StorageError
 from opencda_marl.core.files import remove_tree, typed, writing
 from opencda_marl.core.run_folder import best_checkpoint, read_run
 from opencda_marl.core.spec import LearnerState
@@ -86,12 +86,7 @@ def export_policy(source: Path, out: Path, *, about: str = "", replacing: bool =
         with closing(make_learner(settings, env.observation_spec, env.action_spec)) as learner:
             learner.load(LearnerState(tensors, values), weights_only=True)
         spec = env.observation_spec
-    if found.extra.get("observation") != [spec.name, spec.version]:
-        raise CheckpointError(
-            f"{found.path} was trained on the observation {found.extra.get('observation')}, which this version of the "
-            f"program does not have: it has {[spec.name, spec.version]}",
-            fix="train it again, or export it with the version that it was trained with",
-        )
+    check_observation(found, spec, fix="export it with its own settings")
     kept = {name: found.state.tensors[name] for name in sorted(tensors.asked)}
     facts = {key: found.extra.get(key) for key in ("algorithm", "profile", "episodes", "env_steps", "wall_s")}
     commit = None if run is None else read_run(run).get("git")

@@ -1,5 +1,6 @@
 """Profiles: parents, merging, aliases, overrides, names, paths; each mistake is one message with its place."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -664,6 +665,10 @@ def test_a_dropped_reward_part_stays_dropped_in_a_run_folder() -> None:
 def test_broken_run_folders(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         from_run_folder(tmp_path)
+    os.mkfifo(tmp_path / "config.yaml")
+    with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read"):
+        from_run_folder(tmp_path)  # and does not wait for a writer
+    (tmp_path / "config.yaml").unlink()
     (tmp_path / "config.yaml").write_text("seed: x\n")
     with pytest.raises(ConfigError, match=r"config.yaml:1: seed is a whole number"):
         from_run_folder(tmp_path)

@@ -299,3 +299,12 @@ def test_a_run_that_was_killed_before_it_began_is_no_obstacle(tmp_path: Path) ->
     (tmp_path / ".lock").unlink()
     with pytest.raises(StorageError, match="not empty"):  # without our lock config.yaml may be anybody's
         RunFolder.create(tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config("seed: 1\n")
+        os.mkfifo(folder.path / "log.txt")
+        with pytest.raises(StorageError, match=r"log\.txt"):
+            folder.log("nobody reads this")

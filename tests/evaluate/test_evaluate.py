@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from opencda_marl.assemble import evaluation_traffic, make_env, make_learner, make_roads, training_traffic
 from opencda_marl.config import load_profile, to_yaml
+from opencda_marl.core.checkpoint import read_checkpoint, write_checkpoint
 from opencda_marl.core.errors import CheckpointError, ConfigError
 from opencda_marl.core.run_folder import RunFolder
 from opencda_marl.core.spec import LearnerState
@@ -193,6 +194,17 @@ def test_what_is_missing_is_said_with_what_there_is(run: Path, tmp_path: Path) -
         evaluate(run / "checkpoints" / "episode_2")
     assert caught.value.fix is not None
     assert caught.value.fix.endswith(f"opencda-marl evaluate {run / 'checkpoints' / 'episode_2'}")
+    older = read_checkpoint(run / "checkpoints" / "episode_1")
+    name, version = older.extra["observation"]
+    write_checkpoint(
+        tmp_path / "older",
+        older.state,
+        {**older.extra, "observation": [name, version - 1]},
+        {"config.yaml": (run / "config.yaml").read_text()},
+    )
+    with pytest.raises(CheckpointError, match=rf"\['{name}', {version - 1}\], but there is") as caught:
+        evaluate(tmp_path / "older")
+    assert "train it again" in str(caught.value.fix)
 
 
 def test_a_grid_of_preferences_is_called_so(run: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -138,13 +140,29 @@ def test_without_a_compiler_it_is_packed_and_says_so(
     torch.testing.assert_close(act(*rows), encoder.encode(layout.views(flat), "", *rows))
 
 
-def test_a_broken_library_in_the_cache_is_built_again(cache: Path) -> None:
+def _pipe(library: Path, _whole: bytes) -> None:
+    os.mkfifo(library)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda library, _whole: library.write_bytes(b"not a library"),
+        lambda library, whole: library.write_bytes(whole[:10_000]),  # mapping it would end the process
+        lambda library, whole: library.write_bytes(whole[:4096] + bytes(4096) + whole[8192:]),
+        _pipe,
+    ],
+    ids=["no library", "cut short", "a page of zeros", "a pipe"],
+)
+def test_a_broken_library_in_the_cache_is_built_again(cache: Path, damage: Callable[[Path, bytes], object]) -> None:
     assert find_kernel()[0] is not None
     (library,) = cache.iterdir()
+    whole = library.read_bytes()
     library.unlink()  # a new file: this process has the old one mapped
-    library.write_bytes(b"not a library")
+    damage(library, whole)
     fresh = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, timeout=120, check=True)
     assert "LstmKernel" in fresh.stdout
+    assert library.is_file()
     assert library.stat().st_size > 1000
 
 

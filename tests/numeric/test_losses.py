@@ -188,6 +188,7 @@ def test_learning_rates_end_where_they_should() -> None:
     found = [rate_schedule("exponential", 1.0, 0.01, x) for x in (-1.0, 0.0, 0.25, 0.5, 1.0, 7.0)]
     assert found == pytest.approx([1, 1, 0.1**0.5, 0.1, 0.01, 0.01])
     assert rate_schedule("linear", 1.0, 0.2, 0.5) == pytest.approx(0.6)
+    assert rate_schedule("exponential", 1e-320, 1.0, 0.5) == pytest.approx(1e-160, rel=1e-2)
 
 
 def test_linear_schedule_ends_where_it_should() -> None:

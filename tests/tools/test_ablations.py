@@ -31,6 +31,22 @@ def test_more_frequent_decisions_blame_the_same_seconds(program: ModuleType) -> 
         assert settings.learner.gae_lambda == pytest.approx(0.9 ** (every / 10), abs=1e-3)
 
 
+@pytest.mark.parametrize("bad", [["--episodes", "0"], ["--densities", "-5"], ["--minutes", "nan"], ["--only", "nope"]])
+def test_bad_arguments_are_refused_before_anything_is_trained(program: ModuleType, bad: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        program.main(bad)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["", '{"x":', '{"x": 1}', "[1]"])
+def test_a_broken_file_of_a_row_is_named(program: ModuleType, tmp_path: Path, text: str) -> None:
+    with pytest.raises(SystemExit, match="there is no row in"):
+        program.main(["--table", "--results", str(tmp_path)])
+    (tmp_path / "plain-s1-5min.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"plain-s1-5min.json is not the file of a row"):
+        program.main(["--table", "--results", str(tmp_path)])
+
+
 @pytest.mark.slow
 def test_a_row_is_trained_driven_and_listed(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
