@@ -179,7 +179,7 @@ def next_line(run: Path) -> str:
 
 
 def choose_checkpoint(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:
-    """`best` or `latest`: the one with the higher success, then fewer collisions, on the selection seeds.
+    """`best` or `latest`: the one with the higher `journal.held_out_score` on the selection seeds.
 
     Args:
         run: its folder.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opencda_marl.benchmark.plan import Entrant, Wanted
+from opencda_marl.benchmark.plan import CHOICE, Entrant, Wanted
 from opencda_marl.benchmark.results import density_key, read_results, short_figures, training, write_result
 from opencda_marl.config import to_yaml
 from opencda_marl.core.children import run_all
@@ -191,7 +191,8 @@ class Measurement:
                 answers[name] = found[f"{entrant.name}-{name}"]
             return answers
 
-        return choose_checkpoint(run, entrant.settings, jobs)
+        longer = replace(entrant.settings.evaluation, selection_seeds=list(CHOICE))
+        return choose_checkpoint(run, replace(entrant.settings, evaluation=longer), jobs)
 
 
 def record_machine(facts: Mapping[str, Any] | None = None) -> dict[str, Any]:

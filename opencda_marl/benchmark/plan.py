@@ -16,7 +16,17 @@ from opencda_marl.env.controllers import SUMO_DRIVES
 from opencda_marl.launch.cells import Cell, Request, expand
 from opencda_marl.settings.run import RunSettings
 
-__all__ = ["CONTROLLERS", "DENSITIES", "FIRST_SEED", "LEARNERS", "SEEDS_WANTED", "Entrant", "Wanted", "make_cells"]
+__all__ = [
+    "CHOICE",
+    "CONTROLLERS",
+    "DENSITIES",
+    "FIRST_SEED",
+    "LEARNERS",
+    "SEEDS_WANTED",
+    "Entrant",
+    "Wanted",
+    "make_cells",
+]
 
 LEARNERS: Mapping[str, float] = {
     "mappo": 10.0,
@@ -44,7 +54,9 @@ _LEAST = 60  # episodes: where the crossing is full fewer vehicles end than are 
 _SHARE = 0.85  # of the scheduled vehicles that end within an episode, cautiously
 _LANES = 12
 _CHECKS = {"mappo": 10, "pcmappo": 10, "qlearning": 10}  # episodes between two held-out evaluations; others: 5
-_SELECTION = "evaluation.selection_seeds=[8000, 8008]"
+_SELECTION = "evaluation.selection_seeds=[8000, 8008]"  # beside training
+CHOICE = (8000, 8040)
+"""Traffic by which `best` or `latest` is taken for judgement, half-open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class Entrant:
     """One policy to be measured."""
 
     name: str  # of its file of results
-    policy: str  # learner or controller
+    policy: str  # learner, with -wN behind it where N workers learn together, or controller
     kind: str  # learner, controller
     settings: RunSettings
     cell: Cell | None = None  # of a learner
@@ -135,7 +147,8 @@ def make_cells(
             # the clock steers the learning rate over the budget: another budget is another run
             cell = replace(found, id=f"{found.id}-{wanted.minutes(learner):g}min")
             cells.append((cell, settings))
-            entrants.append(Entrant(f"{learner}-s{cell.seed}", learner, "learner", settings, cell))
+            policy = learner if settings.workers == 1 else f"{learner}-w{settings.workers}"
+            entrants.append(Entrant(f"{policy}-s{cell.seed}", policy, "learner", settings, cell))
     return cells, [*entrants, *_controllers(wanted, [settings for _, settings in cells], config_root)]
 
 

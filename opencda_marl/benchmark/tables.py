@@ -74,7 +74,8 @@ def missing(
 ) -> list[str]:
     """A line for each thing that the whole benchmark would have and these results do not."""
     lines = []
-    for policy in entrants:
+    together = [result["policy"] for result in results if result["kind"] == "learner"]  # mappo-w2 is an entrant, too
+    for policy in dict.fromkeys((*entrants, *together)):
         own = [result for result in results if result["policy"] == policy]
         if not own:
             lines.append(f"{policy}: not measured")
@@ -86,7 +87,7 @@ def missing(
         few = [f"{key}" for key in map(density_key, densities) for r in own if 0 < _vehicles(r, key) < _ENOUGH]
         if few:
             lines.append(f"{policy}: fewer than {_ENOUGH:,} vehicles at {', '.join(dict.fromkeys(few))} vph")
-        if policy in LEARNERS and len(own) < SEEDS_WANTED:
+        if own[0]["kind"] == "learner" and len(own) < SEEDS_WANTED:
             lines.append(f"{policy}: {counted(len(own), 'training seed')} of {SEEDS_WANTED}; its spread is not known")
     return lines
 
@@ -139,11 +140,11 @@ def aggregates(results: Sequence[Mapping[str, Any]], densities: Sequence[float])
         rows of measure, policy, runs, iqm, low, high, improvement (policy -> probability that a run of ours beats one
         of its); the best first.
     """
-    return [row for name in MEASURES for row in _aggregates_of(name, scores_of(results, densities, name))]
+    learned = [result for result in results if result["kind"] == "learner"]
+    return [row for name in MEASURES for row in _aggregates_of(name, scores_of(learned, densities, name))]
 
 
-def _aggregates_of(name: str, found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    scores = {policy: values for policy, values in found.items() if policy in LEARNERS}
+def _aggregates_of(name: str, scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     rows = []
     for policy, ours in scores.items():
         low, high = stratified_interval(ours)

@@ -15,6 +15,7 @@ and what the smaller of the twins is chosen by. MATD3 is the same with one compo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -120,11 +121,15 @@ class TwinDelayed:
 
         if both:
             rows = {name: column.detach() for name, column in rows.items()}  # the actor does not move the encoder
-            action = torch.tanh(nets.actor(parameters, rows))
+            raw = nets.actor(parameters, rows)
+            action = torch.tanh(raw)
             first = {name: weights[:1] for name, weights in fixed.items() if name.startswith("critic.values.")}
             acted = nets.finish(first, begun[:1].detach(), action)
             actor_loss = -nets.scalarised(acted, rows.get("preference")).mean()
             loss = critic_loss + actor_loss
+            if self._own.saturation_penalty > 0.0:
+                beyond = torch.relu(raw.abs() - math.atanh(_SATURATED))
+                loss = loss + self._own.saturation_penalty * (beyond * beyond).mean()
             saturated = (action.detach().abs() > _SATURATED).to(action.dtype).mean()
             parts |= {"actor_loss": actor_loss, "saturated": saturated}
         return loss, {name: part.detach() for name, part in parts.items()}
