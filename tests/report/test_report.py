@@ -76,8 +76,9 @@ def quiet_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"success_rate": 0.95}, "episode_2"),
         ({"success_rate": 0.85}, "episode_1"),
-        ({"collision_rate": 0.05}, "episode_2"),  # equal success: fewer crashes
-        ({"mean_delay_s": 1.0}, "episode_2"),  # then less delay
+        ({"mean_delay_s": 1.0}, "episode_2"),
+        ({"success_rate": 0.899, "mean_delay_s": 1.0}, "episode_2"),  # 0.1 % of 200 s is less than a second
+        ({"success_rate": 0.89, "mean_delay_s": 1.0}, "episode_1"),
         ({"success_rate": None}, "episode_1"),
         ({"success_rate": 0.95, "waiting_at_end": 1.0}, "episode_2"),  # 1 of 34 did not get in
         ({"success_rate": 1.0, "waiting_at_end": 4.0}, "episode_1"),  # 4 of 37: it holds traffic up
