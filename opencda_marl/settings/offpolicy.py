@@ -49,7 +49,7 @@ class Matd3Settings(OffPolicySettings):
     smoothing_noise: Annotated[float, Between(0, 2)] = 0.2  # standard deviation on the target's action
     smoothing_clip: Annotated[float, Between(0, 2)] = 0.5  # its largest size
     policy_delay: Annotated[int, Between(1, 100)] = 2  # critic steps per step of the actor
-    saturation_penalty: Annotated[float, Between(0, 100)] = 0.0  # of the square by which tanh's input leaves +-2.6
+    saturation_penalty: Annotated[float, Between(0, 100)] = 0.0  # of the square by which tanh's input is beyond +-2.65
     relabel: Annotated[float, Between(0, 1)] = 0.0  # PC: share of a batch whose preferences are drawn anew
 
 

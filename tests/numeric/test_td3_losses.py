@@ -129,6 +129,25 @@ def test_an_action_at_the_end_is_called_saturated() -> None:
     assert parts["saturated"].item() == 1.0
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_penalty_brings_back_an_actor_that_tanh_has_no_slope_for(sign: float) -> None:
+    inputs = following(0.0, 0.0) | {"ego": column(0.0), "action": column(0.0)}
+    far = np.tanh(6.0) * sign
+
+    def slope(weight: float, action: float) -> tuple[float, float]:
+        algorithm = made(saturation_penalty=weight)
+        theta = as_leaf(linear(action))
+        loss, parts = algorithm.losses(theta, linear(), inputs, both=True)
+        (gradient,) = torch.autograd.grad(loss, theta)
+        return float(algorithm.layout.views(gradient)["actor.policy.0.bias"]), float(parts["actor_loss"])
+
+    (without, loss), (found, same) = slope(0.0, far), slope(0.05, far)
+    assert abs(without) < 1e-3
+    assert found - without == pytest.approx(sign * 2 * 0.05 * (6.0 - np.arctanh(0.99)), rel=1e-5)
+    assert same == loss  # the metric is what it was
+    assert slope(0.05, 0.98 * sign) == slope(0.0, 0.98 * sign)  # inside it costs nothing
+
+
 # --- the two kinds of step
 
 
