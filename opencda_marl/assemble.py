@@ -27,7 +27,7 @@ from opencda_marl.simulators.carla import CarlaSimulator
 from opencda_marl.simulators.carla_map import read_map
 from opencda_marl.simulators.carla_session import check_client
 from opencda_marl.simulators.cosim import CosimSimulator
-from opencda_marl.simulators.demand import build_schedule
+from opencda_marl.simulators.demand import build_schedule, ramped
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.rehearsal import Rehearsal
 from opencda_marl.simulators.remote import RemoteSimulator
@@ -103,7 +103,8 @@ def training_traffic(settings: RunSettings, roads: Roads) -> Traffic:
 
     def traffic(episode: int) -> tuple[Schedule, int, int]:
         rng = generator(settings.seed, Branch.DEMAND, episode)
-        schedule = build_schedule(settings.demand, roads, episode=episode, horizon=horizon, rng=rng)
+        demand = ramped(settings.demand, episode)
+        schedule = build_schedule(demand, roads, episode=episode, horizon=horizon, rng=rng)
         return schedule, simulator_seed(settings.seed, episode), settings.seed
 
     return traffic

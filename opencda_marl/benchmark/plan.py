@@ -77,8 +77,9 @@ class Entrant:
 
 def _driven_in(settings: RunSettings) -> str:
     """Settings that a driver without learning depends on; what is learned and rewarded is not among them."""
-    fixed = replace(settings.demand, rate_vph=0.0, rate_draw="choice")
-    driving = [asdict(one) for one in (settings.scenario, settings.simulator, fixed, settings.envelope)]
+    demand = asdict(replace(settings.demand, rate_vph=0.0, rate_draw="choice"))
+    demand = {name: value for name, value in demand.items() if not name.startswith("ramp_")}  # of training
+    driving = [asdict(settings.scenario), asdict(settings.simulator), demand, asdict(settings.envelope)]
     told = json.dumps([driving, asdict(settings.reward.near_miss), settings.max_steps, settings.action])
     return f"k={settings.decision_interval} {hashlib.sha256(told.encode()).hexdigest()[:12]}"
 

@@ -6,6 +6,8 @@ factors), so the share of CAVs changes nobody's arrival.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Float64
 
@@ -14,7 +16,7 @@ from opencda_marl.core.roads import Movement, Roads
 from opencda_marl.core.state import Driver, Schedule, vehicle_id
 from opencda_marl.settings.traffic import DemandSettings, PeakSettings
 
-__all__ = ["build_schedule", "route_shares"]
+__all__ = ["build_schedule", "ramped", "route_shares"]
 
 _HOUR = 3600.0  # [s]
 _DEVIATIONS = 2.0  # speed factors are held within so many standard deviations of 1
@@ -47,6 +49,20 @@ def route_shares(demand: DemandSettings, roads: Roads) -> Float64[np.ndarray, " 
             same = here & (roads.movement == movement)
             shares[same] = total * wanted[movement] / possible / same.sum()
     return shares
+
+
+def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
+    """Demand of a training's episode (from 1): the upper end of its range grows with `ramp_episodes`.
+
+    A policy that has never crossed in thin traffic learns to stand still in a dense one, where nobody can go.
+    """
+    rates = demand.rate_vph
+    if not isinstance(rates, list) or demand.rate_draw != "range" or episode > demand.ramp_episodes:
+        return demand
+    low, high = rates
+    begin = min(max(demand.ramp_from, low), high)
+    top = begin + (high - begin) * (episode - 1) / demand.ramp_episodes
+    return replace(demand, rate_vph=[low, top])
 
 
 def _draw_rate(demand: DemandSettings, rng: np.random.Generator) -> float:
