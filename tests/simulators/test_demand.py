@@ -11,7 +11,7 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.roads import Movement
 from opencda_marl.core.state import Driver, Schedule
 from opencda_marl.settings.traffic import DemandSettings, PeakSettings
-from opencda_marl.simulators.demand import build_schedule, route_shares
+from opencda_marl.simulators.demand import build_schedule, ramped, route_shares
 from opencda_marl.simulators.network import find_network, load_roads
 
 ROADS = load_roads(find_network("intersection"))
@@ -81,6 +81,22 @@ def test_rates_from_a_list() -> None:
     assert np.mean(spread) == pytest.approx(200.0, abs=14.0)
     with pytest.raises(ConfigError, match="empty"):
         _draw(DemandSettings(rate_vph=[]))
+
+
+def test_dense_traffic_comes_in_slowly() -> None:
+    demand = DemandSettings(rate_vph=[100.0, 600.0], rate_draw="range", ramp_episodes=200, ramp_from=400.0)
+    ends = {k: ramped(demand, k).rate_vph for k in (1, 101, 200, 201, 10_000)}
+    assert ends == {1: [100, 400], 101: [100, 500], 200: [100, 599], 201: [100, 600], 10_000: [100, 600]}
+    rates = [_draw(ramped(demand, k), k, 1.0).rate_vph for k in range(1, 101)]
+    assert 300.0 < max(rates) < 500.0
+    # nothing to ramp: one rate, rates to choose from, no ramp, an end below where it begins
+    for other in (
+        replace(demand, rate_vph=300.0),
+        replace(demand, rate_draw="choice"),
+        replace(demand, ramp_episodes=0),
+        replace(demand, rate_vph=[100.0, 300.0]),
+    ):
+        assert ramped(other, 1) == other
 
 
 def test_the_drawn_rate_is_the_rate_that_drives() -> None:
