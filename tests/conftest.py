@@ -1,4 +1,4 @@
-"""What captures an update without a GPU, for the tests of more than one folder."""
+"""What captures an update without a GPU, for the tests of more than one folder; and no test is judged by a clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _WAITS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 

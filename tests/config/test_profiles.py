@@ -738,7 +738,9 @@ def test_the_recipe_of_the_learning_profiles() -> None:
     for name in _BUNDLED[:3]:
         settings = load_profile(f"sumo-marl/intersection/{name}").settings
         assert settings.decision_interval == 10
-        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, 400.0], "range")
+        densest = 600.0 if name.endswith("_mappo") else 400.0
+        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, densest], "range")
+        assert (settings.demand.ramp_episodes > 0) == (densest > 400.0)
         assert settings.context.encoder == "deepsets"
         assert settings.neighbours.selection == "conflict"
         assert settings.algorithm == ("mappo" if name.endswith("_mappo") else "pcmappo")

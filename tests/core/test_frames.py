@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opencda_marl.core.frames import (
@@ -47,7 +47,6 @@ def _apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(np.angle(np.exp(1j * (one - other)))))
 
 
-@settings(deadline=None)
 @given(ANGLES)
 def test_round_trips_of_angles(degrees: float) -> None:
     angle = np.array(degrees)
@@ -60,7 +59,6 @@ def test_round_trips_of_angles(degrees: float) -> None:
     assert _apart(heading_of_carla_yaw(yaw), heading) < 1e-9
 
 
-@settings(deadline=None)
 @given(ANGLES)
 def test_wrapping_keeps_the_direction(radians: float) -> None:
     wrapped = wrap(np.array(radians))
@@ -68,7 +66,6 @@ def test_wrapping_keeps_the_direction(radians: float) -> None:
     assert _apart(wrapped, np.array(radians)) < 1e-9
 
 
-@settings(deadline=None)
 @given(PLACES, ANGLES, st.floats(0.1, 20))
 def test_bumper_and_centre(place: np.ndarray, heading: float, length: float) -> None:
     front = front_of_centre(place, np.array(heading), length)
@@ -82,7 +79,6 @@ def test_the_centre_is_behind_the_bumper() -> None:
     assert centres == pytest.approx(np.array([[7.5, 0.0], [0.0, 7.5]]))
 
 
-@settings(deadline=None)
 @given(PLACES)
 def test_carla_is_left_handed(place: np.ndarray) -> None:
     there = carla_location(place)
@@ -90,7 +86,6 @@ def test_carla_is_left_handed(place: np.ndarray) -> None:
     assert (place_of_carla_location(there) == place).all()
 
 
-@settings(deadline=None)
 @given(PLACES, ANGLES)
 def test_a_step_ahead_is_the_same_step_in_carla(place: np.ndarray, degrees: float) -> None:
     """Moving along the heading, then converting, is converting, then moving along the yaw."""

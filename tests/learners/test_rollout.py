@@ -124,7 +124,7 @@ def play(
     return rows, updates
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     interval=st.integers(1, 9),

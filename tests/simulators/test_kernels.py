@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opencda_marl.core.frames import centre_of_front, heading_of_sumo_angle
@@ -37,7 +37,6 @@ def _told_by_hand(
     return changes, switched
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.integers(0, 2**32 - 1))
 def test_targets(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -68,7 +67,6 @@ def test_a_target_that_is_no_speed(wrong: float) -> None:
     assert compare_targets(rows, controlled, target, np.full(3, np.nan), *scratch)[2] == -1
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.integers(0, 2**32 - 1))
 def test_values(seed: int) -> None:
     rng = np.random.default_rng(seed)

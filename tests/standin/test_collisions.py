@@ -52,7 +52,7 @@ def shared_area(one: np.void, other: np.void) -> float:
 _POSE = st.tuples(st.floats(-6, 6), st.floats(-6, 6), st.floats(-3.14, 3.14))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_POSE, min_size=2, max_size=5))
 def test_as_brute_force_says(poses: list[tuple[float, float, float]]) -> None:
     rows = rows_of(*poses)
