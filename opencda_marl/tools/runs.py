@@ -30,7 +30,7 @@ def list_runs(root: Path) -> list[dict[str, Any]]:
     Returns:
         rows of {run, profile, phase, episodes, success_rate, checkpoint, bytes, updated [s since the epoch], error}.
     """
-    folders = [path for path in root.iterdir() if (path / "config.yaml").is_file()] if root.is_dir() else []
+    folders = [path for path in root.iterdir() if os.path.lexists(path / "config.yaml")] if root.is_dir() else []
     return sorted((_row(path) for path in folders), key=lambda row: (row["updated"], row["run"]))
 
 
@@ -39,6 +39,8 @@ def _row(path: Path) -> dict[str, Any]:
     row = {"run": str(path), "bytes": size, "updated": updated, "error": None, "episodes": 0}
     row |= dict.fromkeys(("profile", "phase", "success_rate", "checkpoint"))
     try:
+        if not (path / "config.yaml").is_file():
+            raise CheckpointError(f"{path / 'config.yaml'} is not a regular file")
         row |= {"profile": read_run(path).get("profile"), "phase": read_status(path).get("phase")}
         lines = read_episodes(path)
         ended = sum(line.get("vehicles", 0) for line in lines[-_RECENT:])
@@ -70,7 +72,7 @@ def removable(root: Path, *, named: Sequence[Path] = (), keep: int | None = None
 
     Args:
         root: folder of runs.
-        named: exactly these; empty: those without a checkpoint.
+        named: exactly these; empty: those without a checkpoint, and readable: a broken one may have some.
         keep: all but this many of the newest ones instead.
 
     Raises:
@@ -85,7 +87,7 @@ def removable(root: Path, *, named: Sequence[Path] = (), keep: int | None = None
     rows = [row for row in list_runs(root) if not is_running(Path(row["run"]))]
     if keep is not None:
         return rows[: max(0, len(rows) - keep)]
-    return [row for row in rows if row["checkpoint"] is None]
+    return [row for row in rows if row["checkpoint"] is None and row["error"] is None]
 
 
 def remove(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,20 @@ def test_a_row_says_what_a_run_is(tmp_path: Path) -> None:
     assert rows["c"]["phase"] == "broken"
     assert "run.json" in rows["c"]["error"]
     assert list_runs(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("spoil", ["pipe", "run.json"])
+def test_a_run_that_cannot_be_read_is_listed_and_stays(tmp_path: Path, spoil: str) -> None:
+    run = _run(tmp_path, "a", saved=True)
+    if spoil == "pipe":
+        (run / "config.yaml").unlink()
+        os.mkfifo(run / "config.yaml")
+    else:
+        (run / "run.json").write_text("{")
+    (row,) = list_runs(tmp_path)
+    assert row["phase"] == "broken"
+    assert ("config.yaml" if spoil == "pipe" else "run.json") in row["error"]
+    assert removable(tmp_path) == []  # its checkpoints may be all right
 
 
 def test_what_may_go(tmp_path: Path) -> None:
