@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opencda_marl.benchmark.measure import record_machine
 from opencda_marl.core.files import write_whole
-from opencda_marl.core.machine import describe_machine
 from opencda_marl.core.run_folder import read_episodes
 
 __all__ = ["ROWS", "main", "table"]
@@ -90,7 +90,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "minutes": options.minutes,
         "env_steps": lines[-1]["env_steps"],
         "densities": densities,
-        "machine": describe_machine(),
+        "machine": record_machine(),
     }
 
 
