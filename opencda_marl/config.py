@@ -182,13 +182,21 @@ def from_run_folder(folder: Path, *, overrides: Sequence[str] = ()) -> RunSettin
 
 
 def config_hash(settings: RunSettings) -> str:
-    """What is computed, in 16 hex digits: network files by their content; budgets, display, place left out."""
+    """What is computed, in 16 hex digits: network files by their content; budgets, display, place left out.
+
+    A setting that came later than the first results is left out, too, while it switches nothing on: so a run keeps its
+    name, and nothing that is finished begins again.
+    """
     flat = {".".join(keys): value for keys, value in _flat(to_tree(settings), ())}
     for key in (*BUDGETS, *DISPLAY, *PLACE):
         del flat[key]
     for key in _PATHS:
         if flat[key] is not None and Path(flat[key]).is_file():
             flat[key] = hashlib.sha256(Path(flat[key]).read_bytes()).hexdigest()
+    if flat["demand.ramp_episodes"] == 0:
+        del flat["demand.ramp_episodes"], flat["demand.ramp_from"]
+    if flat.get("learner.saturation_penalty") == 0.0:
+        del flat["learner.saturation_penalty"]
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -72,8 +72,8 @@ def held_out_score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     """Of held-out evaluation at several rates, larger is better.
 
     First that traffic is let in (who waits outside at the end, by steps of 5 % of all: a policy that stands still
-    crashes nobody), then little delay, where whoever does not arrive counts as `CRASH` seconds: the evaluations that
-    are compared are short, and one crash more or less in them is no reason to drive a second slower for ever.
+    crashes nobody), then little delay, where whoever crashes or is removed counts as `CRASH` seconds: the evaluations
+    that are compared are short, and one crash more or less in them is no reason to drive a second slower for ever.
     """
 
     def mean(name: str) -> float:
@@ -423,13 +423,16 @@ class Journal:
     def _judge(self) -> bool:
         """Is this the highest success over the last 20 episodes? A full window beats any shorter one.
 
+        And one after the densities' ramp beats those within it, whose traffic was thinner.
+
         Where held-out evaluation says what is best, nothing else does.
         """
         if self._held_out is not None:
             return False
         ended = sum(row[1] for row in self.done.window)
         score = sum(row[0] for row in self.done.window) / ended if ended else 0.0
-        found = [float(len(self.done.window) == _WINDOW), score]
+        full, ramp = len(self.done.window) == _WINDOW, self.settings.demand.ramp_episodes
+        found = [float(full) + float(full and 0 < ramp <= self.done.episodes - _WINDOW), score]
         better = not self.done.best or found >= self.done.best[:2]
         if better:
             self.done.best = [*found, float(self.done.episodes)]

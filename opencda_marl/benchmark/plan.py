@@ -25,6 +25,7 @@ __all__ = [
     "SEEDS_WANTED",
     "Entrant",
     "Wanted",
+    "entrant_of",
     "make_cells",
 ]
 
@@ -73,6 +74,17 @@ class Entrant:
     def identity(self) -> str:
         """What its figures depend on; equal: they need not be measured again."""
         return self.cell.id if self.cell is not None else _driven_in(self.settings)
+
+
+def entrant_of(settings: RunSettings) -> str:
+    """The learner, as an entrant: `mappo`, and `mappo-w2` where two workers learn together.
+
+    Raises:
+        ConfigError: how many they are depends on the machine.
+    """
+    if settings.workers == "auto":
+        raise ConfigError("an entrant with workers=auto is another one on each machine", fix="e.g. --set workers=2")
+    return settings.algorithm if settings.workers == 1 else f"{settings.algorithm}-w{settings.workers}"
 
 
 def _driven_in(settings: RunSettings) -> str:
@@ -148,7 +160,7 @@ def make_cells(
             # the clock steers the learning rate over the budget: another budget is another run
             cell = replace(found, id=f"{found.id}-{wanted.minutes(learner):g}min")
             cells.append((cell, settings))
-            policy = learner if settings.workers == 1 else f"{learner}-w{settings.workers}"
+            policy = entrant_of(settings)
             entrants.append(Entrant(f"{policy}-s{cell.seed}", policy, "learner", settings, cell))
     return cells, [*entrants, *_controllers(wanted, [settings for _, settings in cells], config_root)]
 

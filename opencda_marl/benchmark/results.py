@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opencda_marl.benchmark.plan import entrant_of
 from opencda_marl.config import from_run_folder
 from opencda_marl.core.errors import CheckpointError
 from opencda_marl.core.files import read_regular, typed, write_whole, writing
@@ -106,7 +107,7 @@ def results_of_run(run: Path) -> list[dict[str, Any]]:
         for row in json.loads(file.read_bytes()):
             own = row["checkpoint"] is not None
             name = run.name if own else row["policy"]
-            policy, kind = (settings.algorithm, "learner") if own else (row["policy"], "controller")
+            policy, kind = (entrant_of(settings), "learner") if own else (row["policy"], "controller")
             result = found.setdefault(name, {"name": name, "policy": policy, "kind": kind, **common, "densities": {}})
             result["densities"][density_key(row["rate_vph"])] = short_figures(row)
             if own:

@@ -72,7 +72,7 @@ class DemandSettings:
     rate_vph: Annotated[float | list[float], Between(0, 3000)] = 300.0  # [vehicles/h/lane]; a list: see rate_draw
     rate_draw: Literal["choice", "range"] = "choice"  # a list of rates: one of them, or uniform between the ends
     ramp_episodes: Annotated[int, Between(0, None)] = 0  # of training: so long the range's upper end grows; 0: never
-    ramp_from: Annotated[float, Between(0, 3000)] = 400.0  # [vehicles/h/lane] where it begins
+    ramp_from: Annotated[float, Between(0, 3000)] = 400.0  # [vehicles/h/lane] where it begins, at most its end
     arrivals: Literal["poisson", "exact"] = "poisson"  # random gaps, or equal ones
     turning_shares: Annotated[list[float] | None, Between(0, 1)] = None  # right, straight, left; null: equal lanes
     cav_share: Annotated[float, Between(0, 1)] = 1.0  # share driven by the policy

@@ -57,7 +57,7 @@ def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     A policy that has never crossed in thin traffic learns to stand still in a dense one, where nobody can go.
     """
     rates = demand.rate_vph
-    if not isinstance(rates, list) or demand.rate_draw != "range" or episode > demand.ramp_episodes:
+    if not isinstance(rates, list) or demand.rate_draw != "range" or not 0 < episode <= demand.ramp_episodes:
         return demand
     low, high = rates
     begin = min(max(demand.ramp_from, low), high)

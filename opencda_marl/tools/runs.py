@@ -72,8 +72,8 @@ def removable(root: Path, *, named: Sequence[Path] = (), keep: int | None = None
 
     Args:
         root: folder of runs.
-        named: exactly these; empty: those without a checkpoint, and readable: a broken one may have some.
-        keep: all but this many of the newest ones instead.
+        named: exactly these; empty: those without a checkpoint.
+        keep: all but this many of the newest ones instead. One that cannot be read goes only if it is named.
 
     Raises:
         CheckpointError: something named is no run folder, or is running.
@@ -84,10 +84,11 @@ def removable(root: Path, *, named: Sequence[Path] = (), keep: int | None = None
             if is_running(path):
                 raise CheckpointError(f"{path} is running", fix="stop it first")
         return [_row(path) for path in named]
-    rows = [row for row in list_runs(root) if not is_running(Path(row["run"]))]
+    readable = [row for row in list_runs(root) if row["error"] is None]
+    rows = [row for row in readable if not is_running(Path(row["run"]))]
     if keep is not None:
         return rows[: max(0, len(rows) - keep)]
-    return [row for row in rows if row["checkpoint"] is None and row["error"] is None]
+    return [row for row in rows if row["checkpoint"] is None]
 
 
 def remove(path: Path) -> None:

@@ -45,6 +45,8 @@ def test_what_is_asked_for() -> None:
     assert again.isdisjoint(cell.id for cell, _ in cells)  # another budget is another run
     (together,) = make_cells(Wanted(only=("mappo",), sets=("workers=2",)))[1]
     assert (together.name, together.policy) == ("mappo-w2-s1", "mappo-w2")  # stands beside those of one core
+    with pytest.raises(ConfigError, match="another one on each machine"):
+        make_cells(Wanted(only=("mappo",), sets=("workers=auto",)))
     with pytest.raises(ConfigError, match="the benchmark has no 'mapo'"):
         Wanted(only=("mapo",))
     with pytest.raises(ConfigError, match="--densities"):

@@ -57,7 +57,7 @@ def test_a_run_that_cannot_be_read_is_listed_and_stays(tmp_path: Path, spoil: st
     (row,) = list_runs(tmp_path)
     assert row["phase"] == "broken"
     assert ("config.yaml" if spoil == "pipe" else "run.json") in row["error"]
-    assert removable(tmp_path) == []  # its checkpoints may be all right
+    assert removable(tmp_path) == removable(tmp_path, keep=0) == []  # its checkpoints may be all right
 
 
 def test_what_may_go(tmp_path: Path) -> None:

@@ -694,6 +694,9 @@ def test_the_hash_is_about_what_is_computed(write: Write) -> None:
         "evaluation.final=true",
     ):
         assert config_hash(load(root, "p", argument)) == same
+    assert config_hash(load(root, "p", "demand.ramp_from=300")) == same  # without a ramp it means nothing
+    ramped = {config_hash(load(root, "p", "demand.ramp_episodes=9", f"demand.ramp_from={k}")) for k in (300, 400)}
+    assert len(ramped | {same}) == 3
     others = {
         config_hash(load(root, "p", argument))
         for argument in ("seed=2", "learner.epochs=5", "reward.weights.delay=-0.2", "algorithm=pcmappo", "threads=2")

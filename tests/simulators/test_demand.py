@@ -94,9 +94,10 @@ def test_dense_traffic_comes_in_slowly() -> None:
         replace(demand, rate_vph=300.0),
         replace(demand, rate_draw="choice"),
         replace(demand, ramp_episodes=0),
+        replace(demand, ramp_from=700.0),
         replace(demand, rate_vph=[100.0, 300.0]),
     ):
-        assert ramped(other, 1) == other
+        assert ramped(other, 1) == ramped(other, 0) == other
 
 
 def test_the_drawn_rate_is_the_rate_that_drives() -> None:
