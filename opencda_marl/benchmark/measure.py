@@ -223,6 +223,8 @@ def run_jobs(
         OpenCDAError: one failed.
     """
     waiting = {job.name: job for job in jobs}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)  # nothing may have been trained here
     for name in waiting:
         for kind in ("answer.json", "progress"):  # of an earlier launch
             (folder / f"{name}.{kind}").unlink(missing_ok=True)
