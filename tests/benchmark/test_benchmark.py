@@ -81,7 +81,7 @@ class _Children:
         self.stop_after = stop_after
 
     def __call__(self, _module: str, requests: Mapping[str, Any], *, folder: Path, **more: Any) -> dict[str, Any]:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # as the real one: what is above it must be there
         found = {}
         for name, request in requests.items():
             if len(self.asked) >= self.stop_after:
@@ -179,6 +179,37 @@ def test_a_wish_to_stop_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.M
         _measure(tmp_path, Wanted(only=("random",), densities=(200.0, 300.0), episodes=5))
     assert caught.value.fix == "for the rest: type this"
     assert list(read_results([tmp_path / "results"])[0]["densities"]) == ["200"]
+
+
+def test_generalisation_where_nothing_was_trained_and_typed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> dict[str, Any]:
+        return generalisation.generalise(
+            "bundled:mappo",
+            name="generalisation-mappo",
+            wanted=Wanted(episodes=3),
+            results=tmp_path / "results",
+            work=tmp_path / "runs" / "benchmark" / "evaluations",
+            workers=1,
+            command="type this",
+            tell=lambda *_: None,
+        )
+
+    first, again = _Children(stop_after=2), _Children()
+    monkeypatch.setattr(measure, "run_all", first)
+    with pytest.raises(OpenCDAError, match="killed"):
+        run()
+    monkeypatch.setattr(measure, "run_all", again)
+    found = run()
+    assert 0 < len(again.asked) < len(found["cases"])
+    assert next(iter(found["cases"])) == "as trained"
+    assert found["cases"]["others' movements hidden"]["settings"] == ["neighbours.intent=none"]
+    (kept,) = read_results([tmp_path / "results"])
+    assert kept["cases"] == found["cases"]
+    monkeypatch.setattr(measure, "run_all", nothing := _Children())
+    assert run() == found
+    assert nothing.asked == []
 
 
 def test_cases_of_generalisation_change_what_they_say() -> None:
