@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from opencda_marl.benchmark.plan import Wanted
 from opencda_marl.benchmark.results import density_key, read_results, short_figures, write_result
 from opencda_marl.config import config_hash, from_run_folder
 from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.files import read_regular
 from opencda_marl.core.machine import git_commit
 from opencda_marl.evaluate import find_policy
 from opencda_marl.settings.run import RunSettings
@@ -78,7 +80,9 @@ def generalise(
             f"{policy} learned nothing, so there is nothing to generalise", fix="name a run or a checkpoint"
         )
     settings = from_run_folder(found.folder)
-    identity = f"{config_hash(settings)} {found.checkpoint}"
+    # its files, not where they lie: another clone has the same bundled policies
+    weights = hashlib.sha256(read_regular((found.checkpoint or found.folder) / "manifest.json")).hexdigest()[:12]
+    identity = f"{config_hash(settings)} {weights}"
     file = results / f"{name}.json"
     known = read_results([file])[0] if file.is_file() else {}
     result = known if known.get("identity") == identity else _begin(policy, name, identity, command)
