@@ -54,7 +54,7 @@ def route_shares(demand: DemandSettings, roads: Roads) -> Float64[np.ndarray, " 
 def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     """Demand of a training's episode (from 1): the upper end of its range grows with `ramp_episodes`.
 
-    A policy that has never crossed in thin traffic learns to stand still in a dense one, where nobody can go.
+    Dense traffic from the start can teach vehicles to wait for each other, and they are slow to unlearn it.
     """
     rates = demand.rate_vph
     if not isinstance(rates, list) or demand.rate_draw != "range" or not 0 < episode <= demand.ramp_episodes:
