@@ -13,6 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from opencda_marl.nn.flat import Parameters
+from opencda_marl.nn.fused import find_fused, layers
 from opencda_marl.settings.networks import Activation
 
 __all__ = ["ACTIVATIONS", "Mlp", "TwinMlp", "linear", "orthogonal"]
@@ -93,6 +94,11 @@ class Mlp:
         self, parameters: Parameters, prefix: str, x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows width"]:
         """Apply it."""
+        names = [prefix + name for name, _, _ in self.layers()]
+        both = [(parameters[name + "weight"], parameters[name + "bias"]) for name in names]
+        if x.ndim == 2 and both and (fused := find_fused(x, *both[0])) is not None:
+            bends: list[Activation | None] = [self.activation] * len(self.hidden)
+            return layers(fused, x, both, bends + [None] * (self.outputs is not None))
         bend = ACTIVATIONS[self.activation]
         for i in range(len(self.hidden)):
             x = bend(linear(parameters, f"{prefix}{i}.", x))

@@ -24,6 +24,7 @@ from opencda_marl.nn import ENCODERS
 from opencda_marl.nn.blocks import Arrays, Shapes, linear, orthogonal
 from opencda_marl.nn.dense import DenseKernel, find_dense, unfit
 from opencda_marl.nn.flat import Parameters
+from opencda_marl.nn.fused import find_fused, layers, sets
 from opencda_marl.nn.lstm import LstmKernel, find_kernel
 from opencda_marl.settings.learning import ContextSettings
 
@@ -189,6 +190,9 @@ class DeepSets:
         real: _Real | None = None,
     ) -> _Context:
         """See `Encoder`."""
+        weights = [parameters[prefix + name] for name in ("row0", "row1", "pool.weight", "pool.bias")]
+        if not neighbours.requires_grad and (fused := find_fused(neighbours, *weights)) is not None:
+            return layers(fused, sets(fused, neighbours, counts, *weights[:2]), [(weights[2], weights[3])], ["tanh"])
         rows, mask, real = _rows_to_compute(neighbours, counts, real)
         hidden = torch.relu(rows @ parameters[prefix + "row0"])  # absent rows stay zero
         hidden = _back_in_place(torch.relu(hidden @ parameters[prefix + "row1"]), mask, real)

@@ -1,6 +1,6 @@
 // Vectors of floats as wide as the processor's, and the nonlinearities of networks on them.
 //
-// For acting alone: nothing here knows gradients. No library but libc, so that a build needs nothing but a compiler.
+// No library but libc, so that a build needs nothing but a compiler.
 
 #pragma once
 

@@ -1,7 +1,7 @@
-"""The C++ of acting as one library: built once per user, for this processor, on first use.
+"""The C++ of acting and of updates as one library: built once per user, for this processor, on first use.
 
 The sources are plain C++ with a C interface, so that one call of the compiler (a second or two) is all that it takes:
-no ninja, no torch headers, and a path with a space is no obstacle. `lstm` and `dense` say what is in it.
+no ninja, no torch headers, and a path with a space is no obstacle. What is in it: `lstm`, `dense`, `fused`, `shared`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opencda_marl.core.files import read_regular, write_synced
 
 __all__ = ["cache_root", "find_library"]
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp", "fused.cpp", "shared.cpp"))
 _HEADERS = (Path(__file__).with_name("lanes.h"),)
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 _BUILD_SECONDS = 120.0
@@ -90,7 +90,7 @@ def find_library() -> tuple[ctypes.CDLL | None, str | None]:
     for part in (*_FLAGS, compiler, platform.machine(), _processor()):
         key.update(part.encode())
     try:
-        target = cache_root() / f"acting-{key.hexdigest()[:20]}.so"
+        target = cache_root() / f"kernels-{key.hexdigest()[:20]}.so"
         return _built(compiler, target), None
     except subprocess.CalledProcessError as error:
         return None, f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"

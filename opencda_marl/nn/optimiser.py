@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opencda_marl.nn.fused import find_fused
 from opencda_marl.settings.networks import Schedule
 
 __all__ = ["adam", "clip_by_norm", "linear_schedule", "rate_schedule"]
@@ -44,6 +45,11 @@ def adam(
     Returns:
         theta, m and v after the step; nothing is changed in place.
     """
+    if (fused := find_fused(theta, gradient, m, v)) is not None:
+        count = float(step)
+        root = math.sqrt(1.0 - beta2**count)
+        rate = float(learning_rate) * root / (1.0 - beta1**count)
+        return fused.adam((theta, gradient, m, v), rate, epsilon * root, (1.0 - beta1, 1.0 - beta2))
     m = torch.lerp(m, gradient, 1.0 - beta1)
     v = torch.lerp(v, gradient * gradient, 1.0 - beta2)
     # both corrections as one number each: a root and a division an element, and no more. Stacked, they are numbers in

@@ -7,6 +7,7 @@ and from run to run, as long as their number stays.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from opencda_marl.core.errors import WorkerError
+from opencda_marl.nn.shared import SharedSum, find_area, open_area
 
 __all__ = ["ProcessGroup"]
 
@@ -60,6 +62,8 @@ class ProcessGroup:
     ) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
         self.meanwhile = _nothing
+        self._length = -1
+        self._shared: SharedSum | None = None  # of vectors that are added up, and where, on one machine
         with self._heard("come together"):
             gloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
             options = gloo._Options()
@@ -79,7 +83,33 @@ class ProcessGroup:
             WorkerError: one of them is gone, or does not answer.
         """
         with self._heard("add up gradients"):
-            self._wait(self._sums.allreduce([flat]))
+            shared = self._shared_for(flat)
+            if shared is not None:
+                shared(flat.numpy(), self.meanwhile)
+            else:
+                self._wait(self._sums.allreduce([flat]))
+
+    def _shared_for(self, flat: Tensor) -> SharedSum | None:
+        """Where such vectors are added up if all workers reach one memory. Collective at the first of a length."""
+        if flat.device.type != "cpu" or flat.dtype != torch.float32 or not flat.is_contiguous():
+            return None
+        if self._length != len(flat):
+            self._length = len(flat)
+            if self._shared is not None:
+                self._shared.close()
+            self._shared = self._share_memory(len(flat))
+        return self._shared
+
+    def _share_memory(self, length: int) -> SharedSum | None:
+        """Memory that worker 0 makes and the others find; None: sums go over the network."""
+        opened = open_area(self.size, length) if self.rank == 0 else None
+        told = self.broadcast((opened[1] if opened else "").encode() if self.rank == 0 else None).decode()
+        area = opened[0] if opened else find_area(told, self.size, length)
+        table = self.meet([area is not None, os.getpid()])
+        if area is not None and not table[:, 0].all():
+            area.close()
+            area = None
+        return None if area is None else SharedSum(area, self.rank, [int(row[1]) for row in table], self._timeout)
 
     def meet(self, values: Sequence[float]) -> Float64[np.ndarray, "workers values"]:
         """The same few numbers of all workers, by rank. The one call that may wait long.
@@ -154,9 +184,9 @@ class ProcessGroup:
         """Turns torch's errors into one of ours."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError, ConnectionError) as error:
             said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            late = "imed out" in said or "imeout" in said
+            late = isinstance(error, TimeoutError) or "imed out" in said or "imeout" in said
             why = f"it did not answer within {self._timeout:g} s" if late else said
             raise WorkerError(
                 f"worker {self.rank} of {self.size} lost another one when they were to {what}: {why}",
@@ -165,6 +195,8 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave; whoever still waits for this worker hears that it is gone. May be called twice."""
+        if self._shared is not None:
+            self._shared.close()
         self._sums = self._gloo = None  # its sockets close when torch's object goes
 
 

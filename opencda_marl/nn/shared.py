@@ -1,0 +1,183 @@
+"""Sums of vectors over the processes of one machine, in memory that they share (`shared.cpp`).
+
+A gradient of a few hundred kilobytes goes through a socket in a millisecond, and each worker waits for it at every
+minibatch. Here it is a copy and a sum. The memory has no name: it is open in worker 0, and the others open it through
+`/proc`, so that nothing is left behind however a process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from opencda_marl.nn.native import find_library
+
+__all__ = ["Area", "SharedSum", "find_area", "open_area"]
+
+_APART = 64  # [byte] between two counters
+_TOKEN = 32  # [byte] by which a worker knows that it has opened the right memory
+_LOOKS = 20_000  # half a millisecond, until Python is asked
+_NAP = 1e-4  # [s] between two such turns, once a worker waits for long
+_LOOK_UP = 0.1  # [s] between two calls of `meanwhile`
+
+
+class Area:
+    """Memory for `size` workers with vectors of `count` floats.
+
+    Args:
+        memory: mapped; closed with this.
+        size: workers.
+        count: floats of a vector.
+        library: see `native.find_library`.
+        descriptor: to be closed with it, if any.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, size: int, count: int, library: ctypes.CDLL, descriptor: int | None = None
+    ) -> None:
+        self.size, self.count, self._memory, self._descriptor = size, count, memory, descriptor
+        self.stride = _stride(count)
+        bytes_ = np.frombuffer(memory, np.uint8)
+        self.token = bytes(bytes_[:_TOKEN])
+        counters = _TOKEN
+        counters += -counters % _APART
+        self._parts = np.frombuffer(memory, np.float32, 2 * size * self.stride, counters + size * _APART)
+        self.counters = bytes_.ctypes.data + counters
+        pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        self.post = _bound(library.opencda_post, None, [pointer, int32, int64])
+        self.look = _bound(library.opencda_await, int32, [pointer, int32, int64, int64])
+        self.add = _bound(library.opencda_sum, None, [pointer, int64, int32, pointer, int64])
+
+    def parts(self, turn: int) -> Float32[np.ndarray, "workers stride"]:
+        """Everybody's vectors of one turn."""
+        both = self._parts.reshape(2, self.size, self.stride)
+        found: np.ndarray = both[turn % 2]
+        return found
+
+    def close(self) -> None:
+        """Let go of it; the system frees it with the last one. May be called twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _stride(count: int) -> int:
+    return count + -count % (_APART // 4)
+
+
+def _length(size: int, count: int) -> int:
+    return _TOKEN + -_TOKEN % _APART + size * _APART + 2 * size * _stride(count) * 4
+
+
+def _bound(function: Any, result: Any, types: list[Any]) -> Any:
+    function.restype, function.argtypes = result, types
+    return function
+
+
+def open_area(size: int, count: int) -> tuple[Area, str] | None:
+    """New memory, and where and by which token others open it; None: this system has no such memory."""
+    library, _ = find_library()
+    if library is None or sys.platform != "linux":
+        return None
+    try:
+        descriptor = os.memfd_create("opencda-marl")
+        os.ftruncate(descriptor, _length(size, count))
+        memory = mmap.mmap(descriptor, _length(size, count))
+    except OSError:
+        return None
+    token = secrets.token_bytes(_TOKEN)
+    memory[:_TOKEN] = token
+    return Area(memory, size, count, library, descriptor), f"/proc/{os.getpid()}/fd/{descriptor} {token.hex()}"
+
+
+def find_area(told: str, size: int, count: int) -> Area | None:
+    """The memory that worker 0 has opened; None: it cannot be reached from here, as from another machine."""
+    library, _ = find_library()
+    path, _, token = told.partition(" ")
+    if library is None or not path:
+        return None
+    try:
+        with open(path, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), _length(size, count))
+    except (OSError, ValueError):
+        return None
+    area = Area(memory, size, count, library)
+    return area if area.token.hex() == token else None
+
+
+class SharedSum:
+    """One worker's end.
+
+    Args:
+        area: which all of them have.
+        rank: of this one.
+        processes: ids of all of them, by rank.
+        timeout: [s] that another one is waited for.
+    """
+
+    def __init__(self, area: Area, rank: int, processes: list[int], timeout: float) -> None:
+        self._area, self._rank, self._timeout = area, rank, timeout
+        self._turn = 0
+        self._watched = {other: _watch(process) for other, process in enumerate(processes) if process != os.getpid()}
+
+    def __call__(self, flat: Float32[np.ndarray, " count"], meanwhile: Callable[[], None]) -> None:
+        """Add up everybody's vectors, in place; the same to the bit everywhere.
+
+        Args:
+            flat: contiguous.
+            meanwhile: called now and then while others are awaited; what it raises ends the waiting.
+
+        Raises:
+            TimeoutError: another one did not come.
+            ConnectionError: another one is gone.
+        """
+        area, self._turn = self._area, self._turn + 1
+        parts = area.parts(self._turn)
+        parts[self._rank, : area.count] = flat
+        area.post(area.counters, self._rank, self._turn)
+        began = looked = time.monotonic()
+        while (state := area.look(area.counters, area.size, self._turn, _LOOKS)) != 0:
+            if state == 2:
+                raise ConnectionError("it has left")
+            now = time.monotonic()
+            if now - looked > _LOOK_UP:
+                meanwhile()
+                self._check()
+                looked = now
+            if now - began > self._timeout:
+                raise TimeoutError
+            if now - began > _LOOK_UP:
+                time.sleep(_NAP)
+        area.add(parts.ctypes.data, area.stride, area.size, flat.ctypes.data, area.count)
+
+    def _check(self) -> None:
+        for other, descriptor in self._watched.items():
+            if descriptor is None or select.select([descriptor], [], [], 0.0)[0]:
+                raise ConnectionError(f"worker {other} is gone")
+
+    def close(self) -> None:
+        """Leave; whoever waits hears of it. May be called twice."""
+        self._area.post(self._area.counters, self._rank, -1 - self._turn)
+        for descriptor in self._watched.values():
+            if descriptor is not None:
+                os.close(descriptor)
+        self._watched = {}
+        self._area.close()
+
+
+def _watch(process: int) -> int | None:
+    """Becomes readable when the process ends; None: it already has."""
+    try:
+        return os.pidfd_open(process)
+    except ProcessLookupError:
+        return None
