@@ -12,6 +12,7 @@ from opencda_marl.benchmark.tables import (
     aggregates,
     as_csv,
     as_markdown,
+    beaten,
     missing,
     rows_of,
     scores_of,
@@ -57,12 +58,26 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
     told = verdicts(measured, densities)
     if told:
         parts.append("### Better than simple drivers?\n")
-        parts += [f"**{name}**\n\n" + "".join(f"- {line}\n" for line in lines) for name, lines in told.items()]
+        parts.append(_beaten(measured, densities) if whole else _told(told))
     parts += [_generalisation(result) for result in results if result.get("cases")]
     absent = missing(measured, densities) if whole else missing(measured, densities, _policies(measured))
     parts.append("### What is missing\n\n" + ("".join(f"- {line}\n" for line in absent) or "Nothing.\n"))
     parts.append(_origins(results))
     return "\n".join(parts)
+
+
+def _told(told: Mapping[str, Sequence[str]]) -> str:
+    return "\n".join(f"**{name}**\n\n" + "".join(f"- {line}\n" for line in lines) for name, lines in told.items())
+
+
+def _beaten(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> str:
+    """One table: there are many learners, and a sentence for each density and driver would be pages."""
+    rows = beaten(results, densities)
+    explained = (
+        "On the same traffic, at which vph a learner beats a driver: fewer crash or more get through, beyond chance, "
+        "and neither the other way round. `report` says the same of single runs in sentences, with the figures.\n"
+    )
+    return f"{explained}\n" + as_markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _policies(results: Sequence[Mapping[str, Any]]) -> list[str]:

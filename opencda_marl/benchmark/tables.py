@@ -13,7 +13,7 @@ from opencda_marl.benchmark.plan import CONTROLLERS, LEARNERS, SEEDS_WANTED
 from opencda_marl.benchmark.results import EPISODE, density_key, evaluation_of
 from opencda_marl.core.speech import counted, number, percent, seconds
 from opencda_marl.core.statistics import interquartile_mean, probability_of_improvement, stratified_interval
-from opencda_marl.core.verdict import RIVALS, in_words, judge
+from opencda_marl.core.verdict import RIVAL_NAMES, RIVALS, in_words, judge
 
 __all__ = [
     "COLUMNS",
@@ -21,6 +21,7 @@ __all__ = [
     "aggregates",
     "as_csv",
     "as_markdown",
+    "beaten",
     "missing",
     "rows_of",
     "scores_of",
@@ -183,6 +184,19 @@ def training_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def verdicts(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> dict[str, list[str]]:
     """Entrant that learned -> whom it beats and whom not, in words."""
+    return {name: in_words(judged) for name, judged in _judged(results, densities).items()}
+
+
+def beaten(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> list[dict[str, str]]:
+    """A row for each entrant that learned: at which densities it beats each simple driver, and where not and why."""
+    return [
+        {"policy": name, **{RIVAL_NAMES[rival]: _where(judged, rival, densities) for rival in RIVALS}}
+        for name, judged in _judged(results, densities).items()
+    ]
+
+
+def _judged(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> dict[str, list[dict[str, Any]]]:
+    """Entrant that learned -> every comparison that the results allow, rival by rival."""
     found = {}
     for result in results:
         if result["kind"] != "learner":
@@ -192,9 +206,34 @@ def verdicts(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -
             if key in result["densities"]:
                 ours = evaluation_of(result, key)
                 lines += judge([ours, *_rivals(results, result, key, ours)], result["policy"])
-        ordered = [line for rival in RIVALS for line in lines if line["rival"] == rival]
-        found[str(result["name"])] = in_words(ordered)
+        found[str(result["name"])] = [line for rival in RIVALS for line in lines if line["rival"] == rival]
     return found
+
+
+def _where(judged: Sequence[Mapping[str, Any]], rival: str, densities: Sequence[float]) -> str:
+    """`yes: 100 to 400; NO: 500 (more crash)`, for one of the drivers."""
+    at: dict[str, list[float]] = {}
+    for one in judged:
+        if one["rival"] == rival and one["vehicles"]:
+            worse = [_WORSE[name] for name in _WORSE if one[name] < 0]
+            says = {"beats": "yes", "equal": "no sure difference"}.get(one["verdict"], f"NO, {' and '.join(worse)}")
+            at.setdefault(says, []).append(float(one["rate_vph"]))
+    return "; ".join(f"{says}: {_spans(rates, densities)}" for says, rates in at.items()) or "not compared"
+
+
+_WORSE = {"safer": "more crash", "more_through": "fewer get through"}
+
+
+def _spans(rates: Sequence[float], densities: Sequence[float]) -> str:
+    """Neighbours among the densities as `100 to 400`."""
+    spans: list[list[float]] = []
+    ordered = sorted(densities)
+    for rate in sorted(rates):
+        if spans and ordered.index(rate) == ordered.index(spans[-1][-1]) + 1:
+            spans[-1].append(rate)
+        else:
+            spans.append([rate])
+    return ", ".join(f"{span[0]:g}" if len(span) == 1 else f"{span[0]:g} to {span[-1]:g}" for span in spans)
 
 
 def _rivals(

@@ -17,7 +17,7 @@ import numpy as np
 from opencda_marl.core.speech import counted, number, percent
 from opencda_marl.core.statistics import paired_difference
 
-__all__ = ["RIVALS", "compare", "in_words", "judge"]
+__all__ = ["RIVALS", "RIVAL_NAMES", "compare", "in_words", "judge"]
 
 RIVALS = ("random", "full_speed", "priority")
 """Drivers that a policy worth its name beats."""
@@ -91,7 +91,8 @@ _HEADS = {
     "mixed": "does NOT beat",
     "equal": "cannot be told from",
 }
-_NAMES = {"random": "random driving", "full_speed": "full speed", "priority": "SUMO's priority rule"}
+RIVAL_NAMES = {"random": "random driving", "full_speed": "full speed", "priority": "SUMO's priority rule"}
+"""What they are called in sentences."""
 
 
 def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS) -> list[str]:
@@ -105,7 +106,7 @@ def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS)
     lines = [_sentence(one) for one in driven]
     if len(driven) < len(found):
         lines.append("nothing to compare where nobody arrived or crashed: episodes are too short for that (max_steps)")
-    missing = [_NAMES.get(name, name) for name in rivals if name not in {one["rival"] for one in found}]
+    missing = [RIVAL_NAMES.get(name, name) for name in rivals if name not in {one["rival"] for one in found}]
     if missing:
         lines.append(f"not compared with {', '.join(missing)}")
     if driven and min(one["vehicles"] for one in driven) < _FEW:
@@ -119,7 +120,7 @@ def _sentence(one: Mapping[str, Any]) -> str:
     crashed, through, delay = one["collision_rate"], one["through"], one["mean_delay_s"]
     density = one["rate_vph"]
     at = " to ".join(f"{rate:g}" for rate in density) if isinstance(density, list) else f"{density:g}"
-    name = _NAMES.get(one["rival"], one["rival"])
+    name = RIVAL_NAMES.get(one["rival"], one["rival"])
     return (
         f"{_HEADS[one['verdict']]} {name} at {at} vph: {_word(one['safer'], 'fewer crash', 'MORE crash')} "
         f"({percent(crashed[0])} against {percent(crashed[1])} %), "

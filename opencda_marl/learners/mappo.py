@@ -40,6 +40,7 @@ from opencda_marl.nn.blocks import Arrays, Mlp, Shapes
 from opencda_marl.nn.context import Encoder, make_encoder
 from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, Parameters, as_leaf
+from opencda_marl.nn.fused import passes_form
 from opencda_marl.nn.graph import Inputs, State, make_update
 from opencda_marl.nn.heads import make_head
 from opencda_marl.nn.normaliser import RunningScale, preserve_outputs
@@ -312,6 +313,7 @@ class Mappo:
             "threads": self._settings.threads,
             "encoder": self._encoder,
             "update_mode": self._step.mode or self._own.update_mode,
+            "update_passes": passes_form(self._device),
             "parameters": self._networks.layout.size + self._policy.encoder_layout.size,
             **({"note": self._step.note} if self._step.note else {}),
         }

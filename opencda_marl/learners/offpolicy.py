@@ -27,6 +27,7 @@ from opencda_marl.nn.actor import ActorNetwork
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.device import resolve_device
 from opencda_marl.nn.flat import Layout, as_leaf
+from opencda_marl.nn.fused import passes_form
 from opencda_marl.nn.graph import make_update
 from opencda_marl.nn.heads import ActingHead
 from opencda_marl.nn.optimiser import rate_schedule
@@ -162,6 +163,7 @@ class OffPolicyLearner:
             "threads": self._settings.threads,
             "encoder": self._encoder,
             "update_mode": self._forms[0].mode or self._own.update_mode,
+            "update_passes": passes_form(self._device),
             "updates_per_step": self._own.updates_per_step,
             "replay": self._replay.describe(),
             "parameters": self._algorithm.layout.size + self._policy.encoder_layout.size,

@@ -21,7 +21,7 @@ from torch.autograd.function import Function, once_differentiable
 from opencda_marl.nn.native import find_library
 from opencda_marl.settings.networks import Activation
 
-__all__ = ["Fused", "find_fused", "layers", "sets"]
+__all__ = ["Fused", "find_fused", "layers", "passes_form", "sets"]
 
 _BENDS: dict[Activation | None, int] = {None: 0, "tanh": 1, "relu": 2}  # as in fused.cpp
 
@@ -118,6 +118,13 @@ def _bound(function: Any, types: list[Any]) -> Any:
 def _found() -> Fused | None:
     library, _ = find_library()
     return None if library is None else Fused(library)
+
+
+def passes_form(device: torch.device) -> str:
+    """What stands between the products of an eager update on this device, for the init line."""
+    if device.type != "cpu":
+        return "torch"
+    return "c++" if _found() is not None else f"torch ({find_library()[1]})"
 
 
 def find_fused(*tensors: Tensor) -> Fused | None:

@@ -21,7 +21,16 @@ from opencda_marl.benchmark.results import (
     time_to,
     write_result,
 )
-from opencda_marl.benchmark.tables import aggregates, as_csv, missing, rows_of, scores_of, training_rows, verdicts
+from opencda_marl.benchmark.tables import (
+    aggregates,
+    as_csv,
+    beaten,
+    missing,
+    rows_of,
+    scores_of,
+    training_rows,
+    verdicts,
+)
 from opencda_marl.core.errors import CheckpointError, ConfigError
 
 
@@ -111,6 +120,19 @@ def test_verdicts_need_the_same_traffic_and_interval() -> None:
     assert verdicts([ours, random], [300.0])["mappo-s1"][0].startswith("not compared with random driving")
 
 
+def test_whom_each_beats_and_where() -> None:
+    ours = _result("mappo-s1", 2)
+    rivals = [_result("random", 20), _result("priority", 0), _result("full_speed", 2)]
+    row = beaten([ours, *rivals], [200.0, 300.0])[0]
+    assert row == {
+        "policy": "mappo-s1",
+        "random driving": "yes: 200 to 300",
+        "full speed": "no sure difference: 200 to 300",
+        "SUMO's priority rule": "NO, more crash and fewer get through: 200 to 300",
+    }
+    assert beaten([ours, *rivals], [200.0, 250.0, 300.0])[0]["random driving"] == "yes: 200, 300", "250 was not driven"
+
+
 def test_time_to_a_quality() -> None:
     episodes = [{"episode": number, "wall_s": 10.0} for number in range(1, 7)]
     metrics = [{"kind": "update", "episode": 1}]
@@ -143,7 +165,7 @@ def test_the_page() -> None:
         "| mappo | 1 | 93.50 | - |",
         "### Elsewhere than it was trained: bundled:x",
         "| as trained |",
-        "- beats random driving at 200 vph",
+        "| mappo-s1 | yes: 200 to 300 | not compared | not compared |",
         "- dqn: not measured",
         "| mappo-s1 | `abc` | P, 2 cores | 2026-01-01 | `c` |",
     ):

@@ -14,7 +14,7 @@ from opencda_marl.nn import fused as module
 from opencda_marl.nn.blocks import Mlp
 from opencda_marl.nn.context import DeepSets, make_encoder
 from opencda_marl.nn.flat import Layout
-from opencda_marl.nn.fused import Fused, find_fused
+from opencda_marl.nn.fused import Fused, find_fused, passes_form
 from opencda_marl.nn.optimiser import adam
 from opencda_marl.settings.learning import ContextSettings
 from opencda_marl.settings.networks import Activation
@@ -155,3 +155,15 @@ def test_torchs_own_operations_where_the_passes_cannot_be_had(passes: Fused, mon
     monkeypatch.setattr(module, "_found", lambda: None)
     for one, other in zip(ours, out(), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_init_line_says_where_updates_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert passes_form(torch.device("cpu")) == "c++"
+    assert passes_form(torch.device("cuda")) == "torch"
+    monkeypatch.setattr(module, "find_library", lambda: (None, "no C++ compiler: g++ not found"))
+    module._found.cache_clear()
+    try:
+        assert find_fused(torch.zeros(1)) is None
+        assert passes_form(torch.device("cpu")) == "torch (no C++ compiler: g++ not found)"
+    finally:
+        module._found.cache_clear()
