@@ -518,7 +518,8 @@ def _announce(
     folder.write_run({**facts, "identity": _identity(settings), "init": init, "resumed": resumed})
     hear(Started(folder.path, init, done.episodes))
     if described.get("acting_device") == "cpu" and (form := str(described.get("actor_form"))).startswith("torch ("):
-        notes.append(f"acting and updates go through torch, which is slower than C++: {form[7:-1]}")
+        both = " and updates go" if str(described.get("update_passes")).startswith("torch (") else " goes"
+        notes.append(f"acting{both} through torch, which is slower than C++: {form[7:-1]}")
     if settings.threads > cores():
         notes.append(f"threads: {settings.threads}, but there are {cores()} cores: that is slower than fewer threads")
     elif launched() is None and int(settings.workers) * settings.threads > cores() > 0:

@@ -55,10 +55,9 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
             f"### Over densities and seeds\n\nComplete runs only, at {_listed(densities)} vph.\n",
             _aggregates(summed),
         ]
-    told = verdicts(measured, densities)
-    if told:
+    if any(result["kind"] == "learner" for result in measured):
         parts.append("### Better than simple drivers?\n")
-        parts.append(_beaten(measured, densities) if whole else _told(told))
+        parts.append((_beaten if whole else _told)(measured, densities))
     parts += [_generalisation(result) for result in results if result.get("cases")]
     absent = missing(measured, densities) if whole else missing(measured, densities, _policies(measured))
     parts.append("### What is missing\n\n" + ("".join(f"- {line}\n" for line in absent) or "Nothing.\n"))
@@ -66,7 +65,8 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
     return "\n".join(parts)
 
 
-def _told(told: Mapping[str, Sequence[str]]) -> str:
+def _told(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> str:
+    told = verdicts(results, densities)
     return "\n".join(f"**{name}**\n\n" + "".join(f"- {line}\n" for line in lines) for name, lines in told.items())
 
 

@@ -211,7 +211,7 @@ def _judged(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) ->
 
 
 def _where(judged: Sequence[Mapping[str, Any]], rival: str, densities: Sequence[float]) -> str:
-    """`yes: 100 to 400; NO: 500 (more crash)`, for one of the drivers."""
+    """`yes: 100 to 400; NO, more crash: 500`, for one of the drivers."""
     at: dict[str, list[float]] = {}
     for one in judged:
         if one["rival"] == rival and one["vehicles"]:

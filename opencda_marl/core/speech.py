@@ -22,6 +22,7 @@ _INIT = (
     "torch",
     "encoder",
     "update_mode",
+    "update_passes",
     "updates_per_step",
     "parameters",
     "replay",

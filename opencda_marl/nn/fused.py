@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from opencda_marl.nn.native import find_library
 from opencda_marl.settings.networks import Activation
@@ -129,8 +129,13 @@ def passes_form(device: torch.device) -> str:
 
 def find_fused(*tensors: Tensor) -> Fused | None:
     """The passes, where they can be had for these tensors; None: torch's own operations are to be used."""
-    if torch.compiler.is_compiling() or any(
-        tensor.device.type != "cpu" or tensor.dtype != torch.float32 or not tensor.is_contiguous() for tensor in tensors
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+        or any(
+            tensor.device.type != "cpu" or tensor.dtype != torch.float32 or not tensor.is_contiguous()
+            for tensor in tensors
+        )
     ):
         return None
     return _found()
@@ -164,6 +169,11 @@ def sets(
     return found
 
 
+def _check_first_order() -> None:
+    if torch.is_grad_enabled():  # torch's `once_differentiable` would be silent, and a gradient's gradient missing
+        raise RuntimeError("passes in C++ are differentiable once: no create_graph")
+
+
 class _Layers(Function):
     @staticmethod
     def forward(ctx: Any, fused: Fused, bends: tuple[Activation | None, ...], x: Tensor, *parameters: Tensor) -> Tensor:
@@ -176,8 +186,8 @@ class _Layers(Function):
         return outputs[-1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        _check_first_order()
         saved, wanted, count = ctx.saved_tensors, ctx.needs_input_grad, len(ctx.bends)
         outputs, weights = saved[: count + 1], saved[count + 1 :]
         found: list[Tensor | None] = []
@@ -193,7 +203,9 @@ class _Layers(Function):
 class _Sets(Function):
     @staticmethod
     def forward(ctx: Any, fused: Fused, neighbours: Tensor, counts: Tensor, row0: Tensor, row1: Tensor) -> Tensor:
-        counts = counts.to(torch.int32).contiguous()
+        counts = counts.to("cpu", torch.int32).contiguous()
+        if counts.shape != neighbours.shape[:1]:
+            raise ValueError(f"{tuple(counts.shape)} counts of {len(neighbours)} sets")
         rows = fused.gather(neighbours, counts)
         below = fused.bend_(rows @ row0, "relu")
         above = fused.bend_(below @ row1, "relu")
@@ -203,8 +215,8 @@ class _Sets(Function):
         return pooled
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        _check_first_order()
         if not any(ctx.needs_input_grad[3:]):
             return (None,) * 5
         rows, below, above, pooled, counts, row1 = ctx.saved_tensors

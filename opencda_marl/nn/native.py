@@ -23,6 +23,7 @@ _SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.
 _HEADERS = (Path(__file__).with_name("lanes.h"),)
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 _BUILD_SECONDS = 120.0
+_BROKEN: dict[str, str] = {}  # compiler -> what became of it: a process that asks again need not wait again
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -84,6 +85,8 @@ def find_library() -> tuple[ctypes.CDLL | None, str | None]:
     compiler = next((found for found in map(shutil.which, names) if found), None)
     if compiler is None:
         return None, f"no C++ compiler: {', '.join(names)} not found"
+    if compiler in _BROKEN:
+        return None, _BROKEN[compiler]
     key = hashlib.sha256()
     for source in (*_SOURCES, *_HEADERS):
         key.update(source.read_bytes())
@@ -93,8 +96,10 @@ def find_library() -> tuple[ctypes.CDLL | None, str | None]:
         target = cache_root() / f"kernels-{key.hexdigest()[:20]}.so"
         return _built(compiler, target), None
     except subprocess.CalledProcessError as error:
-        return None, f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
+        _BROKEN[compiler] = f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
+        return None, _BROKEN[compiler]
     except subprocess.TimeoutExpired:
-        return None, f"{compiler} did not end within {_BUILD_SECONDS:.0f} s"
+        _BROKEN[compiler] = f"{compiler} did not end within {_BUILD_SECONDS:.0f} s"
+        return None, _BROKEN[compiler]
     except (OSError, RuntimeError) as error:  # no home folder, unwritable cache, a library of another machine
         return None, str(error)

@@ -105,11 +105,18 @@ class ProcessGroup:
         opened = open_area(self.size, length) if self.rank == 0 else None
         told = self.broadcast((opened[1] if opened else "").encode() if self.rank == 0 else None).decode()
         area = opened[0] if opened else find_area(told, self.size, length)
-        table = self.meet([area is not None, os.getpid()])
-        if area is not None and not table[:, 0].all():
-            area.close()
-            area = None
-        return None if area is None else SharedSum(area, self.rank, [int(row[1]) for row in table], self._timeout)
+        processes = [int(row[0]) for row in self.meet([os.getpid()])]
+        shared = None
+        if area is not None:
+            try:
+                shared = SharedSum(area, self.rank, processes, self._timeout)
+            except OSError:  # an older kernel, a filter of system calls, another namespace of processes
+                area.close()
+        if self.meet([shared is not None]).all():
+            return shared
+        if shared is not None:
+            shared.close()
+        return None
 
     def meet(self, values: Sequence[float]) -> Float64[np.ndarray, "workers values"]:
         """The same few numbers of all workers, by rank. The one call that may wait long.

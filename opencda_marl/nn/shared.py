@@ -35,7 +35,7 @@ class Area:
     """Memory for `size` workers with vectors of `count` floats.
 
     Args:
-        memory: mapped; closed with this.
+        memory: mapped; it goes with the last object that looks into it.
         size: workers.
         count: floats of a vector.
         library: see `native.find_library`.
@@ -87,13 +87,16 @@ def _bound(function: Any, result: Any, types: list[Any]) -> Any:
 def open_area(size: int, count: int) -> tuple[Area, str] | None:
     """New memory, and where and by which token others open it; None: this system has no such memory."""
     library, _ = find_library()
-    if library is None or sys.platform != "linux":
-        return None
+    if library is None or sys.platform != "linux" or not hasattr(os, "memfd_create"):
+        return None  # an interpreter for older systems than this one (uv's, conda's) may have no such call
+    descriptor = None
     try:
         descriptor = os.memfd_create("opencda-marl")
         os.ftruncate(descriptor, _length(size, count))
         memory = mmap.mmap(descriptor, _length(size, count))
     except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
         return None
     token = secrets.token_bytes(_TOKEN)
     memory[:_TOKEN] = token
@@ -123,12 +126,22 @@ class SharedSum:
         rank: of this one.
         processes: ids of all of them, by rank.
         timeout: [s] that another one is waited for.
+
+    Raises:
+        OSError: another process cannot be watched from here, or has ended.
     """
 
     def __init__(self, area: Area, rank: int, processes: list[int], timeout: float) -> None:
         self._area, self._rank, self._timeout = area, rank, timeout
         self._turn = 0
-        self._watched = {other: _watch(process) for other, process in enumerate(processes) if process != os.getpid()}
+        self._watched: dict[int, int] = {}
+        try:
+            for other, process in enumerate(processes):
+                if process != os.getpid():
+                    self._watched[other] = _watch(process)
+        except OSError:
+            self._let_go()
+            raise
 
     def __call__(self, flat: Float32[np.ndarray, " count"], meanwhile: Callable[[], None]) -> None:
         """Add up everybody's vectors, in place; the same to the bit everywhere.
@@ -138,12 +151,16 @@ class SharedSum:
             meanwhile: called now and then while others are awaited; what it raises ends the waiting.
 
         Raises:
+            ValueError: the vector has another length.
             TimeoutError: another one did not come.
             ConnectionError: another one is gone.
         """
-        area, self._turn = self._area, self._turn + 1
-        parts = area.parts(self._turn)
+        area, turn = self._area, self._turn + 1
+        if flat.shape != (area.count,):
+            raise ValueError(f"a vector of shape {flat.shape} where {area.count} numbers are added up")
+        parts = area.parts(turn)
         parts[self._rank, : area.count] = flat
+        self._turn = turn  # not before: `close` says that this turn's vector is there
         area.post(area.counters, self._rank, self._turn)
         began = looked = time.monotonic()
         while (state := area.look(area.counters, area.size, self._turn, _LOOKS)) != 0:
@@ -152,32 +169,40 @@ class SharedSum:
             now = time.monotonic()
             if now - looked > _LOOK_UP:
                 meanwhile()
-                self._check()
-                looked = now
-            if now - began > self._timeout:
-                raise TimeoutError
+                gone, looked = self._gone(), now
+                if area.look(area.counters, area.size, turn, 0) == 0:  # it has written, and then gone, or we slept
+                    break
+                if gone:
+                    raise ConnectionError(gone)
+                if now - began > self._timeout:
+                    raise TimeoutError
             if now - began > _LOOK_UP:
                 time.sleep(_NAP)
         area.add(parts.ctypes.data, area.stride, area.size, flat.ctypes.data, area.count)
 
-    def _check(self) -> None:
+    def _gone(self) -> str:
+        """Which other process has ended, if one has."""
         for other, descriptor in self._watched.items():
-            if descriptor is None or select.select([descriptor], [], [], 0.0)[0]:
-                raise ConnectionError(f"worker {other} is gone")
+            poll = select.poll()  # unlike select, of any descriptor
+            poll.register(descriptor, select.POLLIN)
+            if poll.poll(0):
+                return f"worker {other} is gone"
+        return ""
 
     def close(self) -> None:
         """Leave; whoever waits hears of it. May be called twice."""
         self._area.post(self._area.counters, self._rank, -1 - self._turn)
-        for descriptor in self._watched.values():
-            if descriptor is not None:
-                os.close(descriptor)
-        self._watched = {}
+        self._let_go()
         self._area.close()
 
+    def _let_go(self) -> None:
+        for descriptor in self._watched.values():
+            os.close(descriptor)
+        self._watched = {}
 
-def _watch(process: int) -> int | None:
-    """Becomes readable when the process ends; None: it already has."""
-    try:
-        return os.pidfd_open(process)
-    except ProcessLookupError:
-        return None
+
+def _watch(process: int) -> int:
+    """Becomes readable when the process ends."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        raise OSError("processes cannot be watched here")
+    return os.pidfd_open(process)

@@ -39,7 +39,7 @@ def test_the_recipe_learns_to_cross(algorithm: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     budget = (f"max_episodes={_EPISODES}", "evaluation.final=false", "recording.tensorboard=false")
     line = _command("run", "-t", profile, "--out", str(run), *budget)
-    assert line["updates_performed"] > 25  # each of 4,800 or 9,600 steps
+    assert line["updates_performed"] >= 20  # each of 4,800 or 14,400 steps
     assert line["acting_steps"] > 10 * _EPISODES
 
     episodes = read_episodes(run)

@@ -102,6 +102,31 @@ def test_counts_that_point_outside_are_refused(passes: Fused) -> None:
             passes.gather(torch.zeros(2, 3, 5), torch.tensor([1, wrong], dtype=torch.int32))
 
 
+def test_as_many_counts_as_sets(passes: Fused) -> None:
+    encoder = sets(5, 3, 8, 6)
+    _, views = both(encoder.shapes("c."), 9)[0]
+    with pytest.raises(ValueError, match=r"\(1,\) counts of 2 sets"):
+        encoder.encode(views, "c.", torch.zeros(2, 3, 5), torch.tensor([1]), torch.zeros(2, 1))
+
+
+def test_a_gradient_of_a_gradient_is_refused_and_not_wrong(passes: Fused) -> None:
+    network, encoder = Mlp(3, (5,), 2), sets(5, 3, 8, 6)
+    flat, views = both(network.shapes("n.") | encoder.shapes("c."), 10)[0]
+    outputs = [network(views, "n.", torch.ones(4, 3))]
+    outputs.append(encoder.encode(views, "c.", torch.ones(2, 3, 5), torch.tensor([1, 2]), torch.zeros(2, 1)))
+    for out in outputs:
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            torch.autograd.grad(out.sum(), flat, create_graph=True)
+
+
+def test_torch_alone_where_precision_is_chosen_for_it(passes: Fused) -> None:
+    network = Mlp(3, (5,), 2)
+    views = both(network.shapes(""), 11)[0][1]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert find_fused(torch.zeros(3)) is None
+        assert network(views, "", torch.ones(4, 3)).dtype == torch.bfloat16
+
+
 def test_what_is_not_a_number_is_not_hidden(passes: Fused) -> None:
     encoder = sets(4, 3, 8, 6)
     flat, views = both(encoder.shapes("c."), 6)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from opencda_marl.core.errors import WorkerError
-from opencda_marl.nn import process_group
+from opencda_marl.nn import process_group, shared
 from opencda_marl.nn.process_group import ProcessGroup
 from opencda_marl.nn.shared import Area, SharedSum, find_area, open_area
 
@@ -75,6 +76,16 @@ def test_one_that_left_after_its_part_is_not_missed_and_one_that_left_before_is(
     assert flat.tolist() == [2.0] * 4
     with pytest.raises(ConnectionError, match="has left"):
         first(flat, nothing)
+
+
+def test_one_that_fails_within_its_turn_has_not_delivered() -> None:
+    place = area(2, 4)
+    first, second = (SharedSum(place, rank, [os.getpid()] * 2, 5.0) for rank in (0, 1))
+    with pytest.raises(ValueError, match="shape \\(3,\\) where 4 numbers"):
+        second(np.ones(3, np.float32), nothing)
+    second.close()
+    with pytest.raises(ConnectionError, match="has left"):
+        first(np.ones(4, np.float32), nothing)
 
 
 def test_a_late_one() -> None:
@@ -134,8 +145,19 @@ def test_processes_of_one_machine_share_memory(tmp_path: Path) -> None:
     assert found == [(0, True, [3.0], [3.0] * 3), (1, True, [3.0], [3.0] * 3)]
 
 
-def test_where_one_cannot_reach_it_all_use_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "find_area", lambda *_: None)
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("obstacle", ["unreachable", "no memory without a name", "processes cannot be watched"])
+def test_where_one_cannot_reach_it_all_use_the_network(monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+    if obstacle == "unreachable":
+        monkeypatch.setattr(process_group, "find_area", lambda *_: None)
+    elif obstacle == "no memory without a name":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(shared, "_watch", _refuse)
+        monkeypatch.setattr(os, "getpid", lambda: threading.get_ident() % 2**31)  # threads as processes
     store = dist.HashStore()
 
     def one(rank: int) -> tuple[bool, list[float]]:
