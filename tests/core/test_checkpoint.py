@@ -255,7 +255,7 @@ def test_a_refusing_disk_leaves_the_earlier_one(
 
 def _python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True, text=True, timeout=280
     )
 
 
