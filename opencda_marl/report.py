@@ -136,7 +136,7 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
             notes.append(f"note: {error}")
     table = next((path for path in made if path.suffix == ".md"), None)
     plots = [path for path in made if path != table]
-    return Report(rows, checkpoint, table, plots, next_line(run), notes, in_words(judge(rows, rows[0]["policy"])))
+    return Report(rows, checkpoint, table, plots, next_line(run, checkpoint), notes, in_words(judge(rows, rows[0]["policy"])))
 
 
 def _write_table(run: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -172,10 +172,10 @@ def cell(name: str, value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def next_line(run: Path) -> str:
-    """Where everything is, and what to type next."""
-    where = typed(run)
-    return f"Everything is in {where}. Next: opencda-marl evaluate {where} --seeds 9000:9030 demand.rate_vph=300"
+def next_line(run: Path, checkpoint: Path | None = None) -> str:
+    """Where everything is, and what to type next, with the policy that the table is about."""
+    policy = typed(checkpoint or run)
+    return f"Everything is in {typed(run)}. Next: opencda-marl evaluate {policy} --seeds 9000:9030 demand.rate_vph=300"
 
 
 def choose_checkpoint(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:

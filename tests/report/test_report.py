@@ -163,6 +163,8 @@ def test_the_table_reads_well() -> None:
 
 def test_the_next_line_can_be_typed() -> None:
     assert "opencda-marl evaluate 'my runs/it'\"'\"'s'" in next_line(Path("my runs/it's"))
+    chosen = Path("run/checkpoints/episode_9")
+    assert "evaluate run/checkpoints/episode_9 --seeds" in next_line(Path("run"), chosen), "not always `best`"
 
 
 def test_progress_counts_episodes_of_all_children(
