@@ -136,7 +136,9 @@ def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> R
             notes.append(f"note: {error}")
     table = next((path for path in made if path.suffix == ".md"), None)
     plots = [path for path in made if path != table]
-    return Report(rows, checkpoint, table, plots, next_line(run, checkpoint), notes, in_words(judge(rows, rows[0]["policy"])))
+    return Report(
+        rows, checkpoint, table, plots, next_line(run, checkpoint), notes, in_words(judge(rows, rows[0]["policy"]))
+    )
 
 
 def _write_table(run: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
