@@ -206,6 +206,8 @@ def _collected(results: Path, wanted: Wanted, page: Path | None, console: Consol
     from opencda_marl.core.files import write_whole
 
     found = read_results([results]) if results.is_dir() else []
+    if page is not None and not any(result.get("densities") for result in found):
+        raise ConfigError(f"there are no results in {results}, so {page} stays as it is", fix="--results FOLDER")
     text = page_text(found, wanted.densities)
     if page is not None:
         write_whole(page, updated_page(page.read_text(encoding="utf-8"), text).encode())

@@ -103,8 +103,15 @@ def test_tables_are_made_from_the_files_alone(typed: Typed, tmp_path: Path, monk
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n{BEGIN}\n{END}\n")
     said = typed("benchmark", "--collect", "--page", "page.md", "--json")
+    assert said.code == 2
+    assert "there are no results in benchmarks/results" in said.err
+    assert page.read_text() == f"# Page\n\n{BEGIN}\n{END}\n", "a wrong folder empties no page"
+    (tmp_path / "results").mkdir()
+    own = Path(__file__).parents[2] / "benchmarks" / "results" / "random.json"
+    (tmp_path / "results" / "random.json").write_bytes(own.read_bytes())
+    said = typed("benchmark", "--collect", "--results", "results", "--page", "page.md", "--json")
     assert said.code == 0, said.err
-    assert said.answer["rows"] == []
+    assert {row["name"] for row in said.answer["rows"]} == {"random"}
     assert "- mappo: not measured" in page.read_text()
 
 
