@@ -12,8 +12,6 @@ constexpr int kMostVectors = 4;  // of outputs in a tile
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-enum Bend : int32_t { kNone = 0, kTanh = 1, kRelu = 2 };
-
 inline Vector bent(Vector x, int32_t bend) {
   if (bend == kTanh) return hyperbolic_tangent(x);
   if (bend == kRelu) return x < 0.0f ? Vector{} : x;  // this way round NaN stays NaN

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from opencda_marl.nn.blocks import Mlp
 from opencda_marl.nn.flat import Parameters
-from opencda_marl.nn.native import find_library
+from opencda_marl.nn.native import BENDS, find_library
 from opencda_marl.settings.networks import Activation
 
 __all__ = ["BoundMlp", "BoundSets", "DenseKernel", "find_dense", "unfit"]
-
-_BENDS: dict[Activation | None, int] = {None: 0, "tanh": 1, "relu": 2}  # as in dense.cpp
 
 
 class _Layer(ctypes.Structure):
@@ -80,7 +78,7 @@ class DenseKernel:
 
 
 def _layer(weight: Tensor, bias: Tensor, activation: Activation | None) -> _Layer:
-    return _Layer(weight.data_ptr(), bias.data_ptr(), *weight.shape, _BENDS[activation])
+    return _Layer(weight.data_ptr(), bias.data_ptr(), *weight.shape, BENDS[activation])
 
 
 def _plain(x: Tensor, inputs: int, what: str) -> Tensor:

@@ -9,8 +9,6 @@
 
 namespace {
 
-enum Bend : int32_t { kNone = 0, kTanh = 1, kRelu = 2 };
-
 // As near as a float can tell, near zero too: where gradients flow a relative error counts.
 inline Vector precise_tanh(Vector x) {
   const Vector z = x * x;

@@ -18,12 +18,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import Function
 
-from opencda_marl.nn.native import find_library
+from opencda_marl.nn.native import BENDS, bound, find_library
 from opencda_marl.settings.networks import Activation
 
 __all__ = ["Fused", "find_fused", "layers", "passes_form", "sets"]
-
-_BENDS: dict[Activation | None, int] = {None: 0, "tanh": 1, "relu": 2}  # as in fused.cpp
 
 
 class Fused:
@@ -35,16 +33,16 @@ class Fused:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, int32, int64, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-        self._bend = _bound(library.opencda_bend, [pointer, int64, int32])
-        self._bend_back = _bound(library.opencda_bend_back, [pointer] * 4 + [int64] * 2 + [int32])
-        self._gather = _bound(library.opencda_gather, [pointer] * 3 + [int64] * 3)
-        self._pool = _bound(library.opencda_pool, [pointer] * 3 + [int64] * 2)
-        self._pool_back = _bound(library.opencda_pool_back, [pointer] * 6 + [int64] * 2)
-        self._adam = _bound(library.opencda_adam, [pointer] * 7 + [int64] + [number] * 4)
+        self._bend = bound(library.opencda_bend, None, [pointer, int64, int32])
+        self._bend_back = bound(library.opencda_bend_back, None, [pointer] * 4 + [int64] * 2 + [int32])
+        self._gather = bound(library.opencda_gather, None, [pointer] * 3 + [int64] * 3)
+        self._pool = bound(library.opencda_pool, None, [pointer] * 3 + [int64] * 2)
+        self._pool_back = bound(library.opencda_pool_back, None, [pointer] * 6 + [int64] * 2)
+        self._adam = bound(library.opencda_adam, None, [pointer] * 7 + [int64] + [number] * 4)
 
     def bend_(self, x: Tensor, activation: Activation) -> Tensor:
         """x = bend(x), in place."""
-        self._bend(x.data_ptr(), x.numel(), _BENDS[activation])
+        self._bend(x.data_ptr(), x.numel(), BENDS[activation])
         return x
 
     def bend_back(
@@ -53,13 +51,13 @@ class Fused:
         """Gradients by what went into a bend, and by the bias that was added before it."""
         out, bias = gradient if activation is None else torch.empty_like(gradient), gradient.new_empty(y.shape[1])
         at = (y.data_ptr(), gradient.data_ptr(), out.data_ptr(), bias.data_ptr())
-        self._bend_back(*at, *y.shape, _BENDS[activation])
+        self._bend_back(*at, *y.shape, BENDS[activation])
         return out, bias
 
     def relu_back_(self, y: Float[Tensor, "rows width"], gradient: Float[Tensor, "rows width"]) -> None:
         """The gradient by what went into a relu, in its place."""
         at = gradient.data_ptr()
-        self._bend_back(y.data_ptr(), at, at, None, *y.shape, _BENDS["relu"])
+        self._bend_back(y.data_ptr(), at, at, None, *y.shape, BENDS["relu"])
 
     def gather(
         self, neighbours: Float[Tensor, "rows neighbours features"], counts: Int[Tensor, " rows"]
@@ -107,11 +105,6 @@ class Fused:
         at = [tensor.data_ptr() for tensor in (theta, gradient, m, v, *made)]
         self._adam(*at, len(theta), size, floor, *fresh)
         return made
-
-
-def _bound(function: Any, types: list[Any]) -> Any:
-    function.restype, function.argtypes = None, types
-    return function
 
 
 @cache

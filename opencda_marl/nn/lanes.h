@@ -19,6 +19,8 @@ constexpr int kMostRows = 3;  // 12 accumulators of 16 registers
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
 
+enum Bend : int32_t { kNone = 0, kTanh = 1, kRelu = 2 };  // what bends a layer's output, as BENDS in native.py
+
 inline Vector load(const float* from) {
   Vector value;
   std::memcpy(&value, from, sizeof value);

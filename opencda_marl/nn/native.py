@@ -14,10 +14,15 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from opencda_marl.core.files import read_regular, write_synced
+from opencda_marl.settings.networks import Activation
 
-__all__ = ["cache_root", "find_library"]
+__all__ = ["BENDS", "bound", "cache_root", "find_library"]
+
+BENDS: dict[Activation | None, int] = {None: 0, "tanh": 1, "relu": 2}
+"""What bends a layer's output, as lanes.h numbers it."""
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp", "fused.cpp", "shared.cpp"))
 _HEADERS = (Path(__file__).with_name("lanes.h"),)
@@ -77,6 +82,12 @@ def _built(compiler: str, target: Path) -> ctypes.CDLL:
     if not _whole(target):
         _build(compiler, target)
     return ctypes.CDLL(str(target))
+
+
+def bound(function: Any, result: Any, types: list[Any]) -> Any:
+    """A function of the library with the types of its result and arguments."""
+    function.restype, function.argtypes = result, types
+    return function
 
 
 def find_library() -> tuple[ctypes.CDLL | None, str | None]:

@@ -15,12 +15,11 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from opencda_marl.nn.native import find_library
+from opencda_marl.nn.native import bound, find_library
 
 __all__ = ["Area", "SharedSum", "find_area", "open_area"]
 
@@ -54,9 +53,9 @@ class Area:
         self._parts = np.frombuffer(memory, np.float32, 2 * size * self.stride, counters + size * _APART)
         self.counters = bytes_.ctypes.data + counters
         pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        self.post = _bound(library.opencda_post, None, [pointer, int32, int64])
-        self.look = _bound(library.opencda_await, int32, [pointer, int32, int64, int64])
-        self.add = _bound(library.opencda_sum, None, [pointer, int64, int32, pointer, int64])
+        self.post = bound(library.opencda_post, None, [pointer, int32, int64])
+        self.look = bound(library.opencda_await, int32, [pointer, int32, int64, int64])
+        self.add = bound(library.opencda_sum, None, [pointer, int64, int32, pointer, int64])
 
     def parts(self, turn: int) -> Float32[np.ndarray, "workers stride"]:
         """Everybody's vectors of one turn."""
@@ -77,11 +76,6 @@ def _stride(count: int) -> int:
 
 def _length(size: int, count: int) -> int:
     return _TOKEN + -_TOKEN % _APART + size * _APART + 2 * size * _stride(count) * 4
-
-
-def _bound(function: Any, result: Any, types: list[Any]) -> Any:
-    function.restype, function.argtypes = result, types
-    return function
 
 
 def open_area(size: int, count: int) -> tuple[Area, str] | None:
