@@ -264,7 +264,10 @@ def report(
     notes: list[str] = []
     for source in sources:
         if not source.exists():
-            raise CheckpointError(f"there is no {typed(source)}", fix="see what there is: opencda-marl runs list")
+            raise CheckpointError(
+                f"there is no {typed(source)}",
+                fix="name run folders (opencda-marl runs list), or files or folders of results",
+            )
         try:
             ours = results_of_run(source) if (source / "run.json").is_file() else read_results([source])
         except CheckpointError as error:

@@ -12,10 +12,10 @@ import io
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "start"]
 
 _FIRST = "Start with: opencda-marl run -t sumo-marl/intersection/quickstart"
-
 app = typer.Typer(
     help="Trains cooperative driving policies, fast and reproducibly.",
     epilog=_FIRST,
@@ -65,6 +64,38 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", h
 KeepRuns = Annotated[bool, typer.Option("--keep", help="Leave the run folders there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout's last line, the rest on stderr.")]
 Runs = Annotated[Path, typer.Option("--root", help="Folder of runs.")]
+
+
+def _one_of(words: Sequence[str], wrong: str, command: str) -> Callable[[str | None], str | None]:
+    """A check of an argument as the command line is read: the word itself, or a ConfigError with all words."""
+
+    def check(word: str | None) -> str | None:
+        if word is None or word in words:
+            return word
+        raise ConfigError(f"{wrong} {word!r}", fix=f"{command} and one of: {', '.join(words)}")
+
+    return check
+
+
+_KINDS = ("profiles", "learners", "encoders", "controllers", "rewards", "observations", "policies")
+_MEASURED = ("env", "act", "update", "run")
+
+Kind = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="KIND",
+        help=f"One of {', '.join(_KINDS)}; all of them when left out.",
+        callback=_one_of(_KINDS, "there is no list of", "opencda-marl list"),
+    ),
+]
+Measured = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHAT",
+        help=f"What to measure: {', '.join(_MEASURED)}.",
+        callback=_one_of(_MEASURED, "bench does not measure", "opencda-marl bench"),
+    ),
+]
 
 
 def start(arguments: Sequence[str] | None) -> None:
@@ -346,10 +377,7 @@ def config_reference(
 
 @app.command("list")
 def list_things(
-    what: Annotated[
-        Literal["profiles", "learners", "encoders", "controllers", "rewards", "observations", "policies"] | None,
-        typer.Argument(help="One kind; all of them when left out."),
-    ] = None,
+    what: Kind = None,
     config_root: ConfigRoot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -487,7 +515,7 @@ def profile(
 
 @app.command()
 def bench(
-    what: Annotated[Literal["env", "act", "update", "run"], typer.Argument(help="What to measure.")],
+    what: Measured,
     overrides: Overrides = None,
     profile: MaybeProfile = None,
     config_root: ConfigRoot = None,

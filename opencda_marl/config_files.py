@@ -8,9 +8,12 @@ from typing import Any
 
 from opencda_marl.config_yaml import Document, Source, read
 from opencda_marl.core.errors import ConfigError
-from opencda_marl.core.files import write_whole, writing
+from opencda_marl.core.files import typed, write_whole, writing
 
 __all__ = ["bundled_root", "chain", "export_root", "find_root", "list_profiles"]
+
+_CLOSE = 0.65  # of two names, 0 to 1: further apart, one is no slip of the other
+_FEW = 8  # profiles: more are not listed in an error
 
 
 def bundled_root() -> Path:
@@ -117,14 +120,30 @@ def _find(name: Any, root: Path, source: Source | None) -> Path:
 
 
 def _near_profiles(name: str, root: Path) -> str:
+    """What to type instead: profiles in the folder of that name, else those whose own names are close to it."""
     names = [known for known, _ in list_profiles(root)]
-    inside = [known for known in names if known.startswith(name.strip("/") + "/")]
-    last = {known.rsplit("/", 1)[-1]: known for known in names}
-    near = [last[short] for short in difflib.get_close_matches(name.rsplit("/", 1)[-1], last, n=3, cutoff=0.5)]
-    shown = list(dict.fromkeys(inside + near + difflib.get_close_matches(name, names, n=3, cutoff=0.5)))
-    if shown:
-        return f"did you mean {' or '.join(shown[:4])}?"
-    return f"known: {', '.join(names)}" if names else "the folder holds no profiles; name another --config-root"
+    if not names:
+        return "the folder holds no profiles; name another --config-root"
+    near = [known for known in names if known.startswith(name.strip("/") + "/")] or _alike(name, names)
+    if near:
+        return f"did you mean {' or '.join(near[:4])}?"
+    if len(names) <= _FEW:
+        return f"known: {', '.join(names)}"
+    bundled = root == bundled_root().resolve()
+    return f"see what there is: opencda-marl list profiles{'' if bundled else f' --config-root {typed(root)}'}"
+
+
+def _alike(name: str, names: list[str]) -> list[str]:
+    """The closest first. Folders count for nothing: else every profile would be close to any name in its folder."""
+    folder, _, short = name.rpartition("/")
+
+    def closeness(known: str) -> float:
+        own = known.rpartition("/")[2]
+        return max(difflib.SequenceMatcher(None, short, part).ratio() for part in (own, own.rpartition("_")[2]))
+
+    found = {known: closeness(known) for known in names}
+    same = {known: known.rpartition("/")[0] == folder for known in names}
+    return sorted((k for k in names if found[k] >= _CLOSE), key=lambda k: (-round(found[k], 1), not same[k], len(k)))
 
 
 def _first_comment(file: Path) -> str:

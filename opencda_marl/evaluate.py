@@ -66,7 +66,11 @@ def find_policy(policy: str | Path) -> Policy:
         return Policy(name, best_checkpoint(path), path, recorded(path, "profile")["profile"])
     if not path.exists() and not path.is_symlink() and not _among_checkpoints(path):
         known = ", ".join(sorted(CONTROLLERS.targets()))
-        raise CheckpointError(f"there is no run, checkpoint or controller {name!r}", fix=f"controllers: {known}")
+        raise CheckpointError(
+            f"there is no run, checkpoint or controller {name!r}",
+            fix="name a run folder (opencda-marl runs list), a checkpoint in one (RUN/checkpoints/best), "
+            f"a policy of the package (opencda-marl list policies), or a controller: {known}",
+        )
     if path.is_dir() and not any((path / file).is_file() for file in ("manifest.json", "state.json", "config.yaml")):
         raise CheckpointError(
             f"{path} is neither a run (it has no run.json) nor a checkpoint (no manifest.json)",

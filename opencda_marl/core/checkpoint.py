@@ -121,7 +121,10 @@ _UPDATE = "update opencda-marl, or take another checkpoint"
 def _others(path: Path) -> str:
     """What to say where a checkpoint is missing: which ones there are beside it."""
     if path.parent.name != "checkpoints" or not path.parent.is_dir():
-        return "see what there is: opencda-marl runs list"
+        return (
+            "name a run folder (opencda-marl runs list), a checkpoint in one (RUN/checkpoints/best), or "
+            "a policy of the package (opencda-marl list policies)"
+        )
     beside = Checkpoints(path.parent)
     links = [name for name in ("best", "latest") if (path.parent / name).exists()]
     known = ", ".join([*links, *(f"episode_{number}" for number in beside.numbered())])

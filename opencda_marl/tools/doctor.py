@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.files import unsuited
+from opencda_marl.core.speech import plain
 from opencda_marl.settings.traffic import CARLA_VERSION
 
 __all__ = ["Check", "exit_code", "inspect", "summary"]
@@ -269,11 +270,22 @@ def _compiler() -> list[Check]:
         fix = "apt install g++ (or conda install gxx); training works without it, only slower"
         return [Check("compiler", False, f"{', '.join(names)}: not on PATH", fix)]
     checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_acting()]
-    found = next(filter(None, map(unsuited, (sys.prefix, tempfile.gettempdir()))), None)
-    if found is not None:
-        told = f"the path of Python or of temporary files has {found}: torch.compile fails there, updates stay eager"
-        checks.append(Check("paths", False, told, f"install into a path without {found} for update_mode compiled"))
-    return checks
+    return [*checks, *_paths()]
+
+
+def _paths() -> list[Check]:
+    """Paths that torch.compile cannot put into a compiler's command line."""
+    places = (
+        ("Python is installed in", sys.prefix, "make .venv in a folder whose path has no such sign"),
+        ("temporary files go to", tempfile.gettempdir(), "export TMPDIR=/tmp (or another folder without one)"),
+    )
+    found = [(what, place, sign, fix) for what, place, fix in places if (sign := unsuited(place)) is not None]
+    if not found:
+        return []
+    told = " and ".join(f"{what} '{plain(place)}', a path with {sign}" for what, place, sign, _ in found)
+    fixes = "; ".join(fix for *_, fix in found)
+    does = "training works, but torch.compile does not: update_mode compiled falls back to eager"
+    return [Check("paths", False, f"{told}: {does}", f"only if you want update_mode compiled: {fixes}")]
 
 
 def _fast_acting() -> Check:

@@ -328,7 +328,26 @@ def test_list(typed: Typed) -> None:
     assert {*typed("list", "encoders", "--json").answer} == {"encoders"}
     text = typed("list").out
     assert all(name in text for kind in names.values() for name in kind)
-    assert typed("list", "nonsense").code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "kinds"),
+    [
+        ("list", "there is no list of 'nonsense'", ["profiles", "learners", "encoders", "controllers", "policies"]),
+        ("bench", "bench does not measure 'nonsense'", ["env", "act", "update", "run"]),
+    ],
+)
+def test_a_kind_that_there_is_not_is_answered_with_those_there_are(
+    typed: Typed, command: str, wrong: str, kinds: list[str]
+) -> None:
+    said = typed(command, "nonsense")
+    assert said.code == 2
+    assert said.err.startswith(f"error: {wrong}\n")
+    assert "Value error" not in said.err
+    assert f"{command} and one of: {kinds[0]}, {kinds[1]}" in said.err
+    assert all(kind in said.err for kind in kinds)
+    helped = typed(command, "--help").out
+    assert all(kind in helped for kind in kinds)
 
 
 def test_list_profiles_of_a_root(typed: Typed, tmp_path: Path) -> None:

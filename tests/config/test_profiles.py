@@ -561,6 +561,7 @@ def test_missing_profiles_list_near_ones(write: Write, tmp_path: Path) -> None:
     assert "sumo/crossing/quick" in (refused(root, "quick").fix or "")
     assert "sumo/crossing/quick" in (refused(root, "sumo/crossing").fix or "")
     assert refused(root, "zzz").fix == "known: other, sumo/crossing/quick"
+    assert refused(root, "sumo/crossing/zzz").fix == "known: other, sumo/crossing/quick"  # folders do not count
     assert [name for name, _ in list_profiles(root)] == ["other", "sumo/crossing/quick"]
     for name in ("", "/", "..", "x" * 5000, "sumo/", "~", "*"):
         refused(root, name)
@@ -570,6 +571,36 @@ def test_missing_profiles_list_near_ones(write: Write, tmp_path: Path) -> None:
     refused(root, "loop")
     with pytest.raises(ConfigError, match="there is no config root"):
         load_profile("p", config_root=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("mappo", ["momarl/intersection/mappo", "momarl-cosim/intersection/mappo"]),
+        ("momarl-cosim/intersection/mapo", ["momarl-cosim/intersection/mappo", "momarl/intersection/mappo"]),
+        ("sumo-marl/intersection/mapo", ["sumo-marl/intersection/route_speed_only_mappo"]),
+        ("quikstart", ["sumo-marl/intersection/quickstart"]),
+        ("sumo-marl/intersection/xyzzy", []),
+        ("momarl/intersection/quick", ["sumo-marl/intersection/quickstart"]),
+        ("fast", []),
+    ],
+)
+def test_what_is_proposed_is_close_to_what_was_typed(name: str, near: list[str], tmp_path: Path) -> None:
+    """Among the bundled profiles, whose folders are alike and whose last names are not."""
+    with pytest.raises(ConfigError) as caught:
+        load_profile(name)
+    fix = caught.value.fix or ""
+    if near:
+        found = fix.removeprefix("did you mean ").removesuffix("?").split(" or ")
+        assert found[: len(near)] == near
+        assert len(found) <= 4
+    else:
+        assert fix == "see what there is: opencda-marl list profiles"
+    root = tmp_path / "my root"
+    export_root(root)
+    with pytest.raises(ConfigError) as caught:
+        load_profile("sumo-marl/intersection/xyzzy", config_root=root)
+    assert caught.value.fix == f"see what there is: opencda-marl list profiles --config-root '{root}'"
 
 
 def test_a_file_instead_of_a_name_is_explained(write: Write, tmp_path: Path) -> None:

@@ -175,8 +175,10 @@ def test_what_cannot_be_evaluated(run: Path, tmp_path: Path) -> None:
         evaluate("random")
     with pytest.raises(ConfigError, match="11 episodes cannot be driven on 10 seeds"):
         evaluate("random", settings=_settings(), episodes=11)
-    with pytest.raises(CheckpointError, match="no run, checkpoint or controller 'radom'"):
+    with pytest.raises(CheckpointError, match="no run, checkpoint or controller 'radom'") as caught:
         evaluate("radom", settings=_settings())
+    for words in ("runs list", "RUN/checkpoints/best", "list policies", "rule_based"):
+        assert words in (caught.value.fix or ""), "all that could have been meant"
     with pytest.raises(CheckpointError):
         evaluate(tmp_path, settings=_settings())
     with pytest.raises(CheckpointError, match="trained on the observation"):

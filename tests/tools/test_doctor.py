@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from opencda_marl.core.speech import plain
 from opencda_marl.env import compiled
 from opencda_marl.tools import doctor
 
@@ -85,10 +86,21 @@ def test_a_compiler_that_is_missing_or_broken(tmp_path: Path, monkeypatch: pytes
 def test_a_path_that_torch_cannot_compile_in_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has: str
 ) -> None:
+    """Which path it is, what does not work there, and that the rest does."""
     monkeypatch.setattr("sys.prefix", str(tmp_path / name))
     (check,) = [check for check in doctor._compiler() if check.ok is False]
     assert check.name == "paths"
-    assert f"has {has}: torch.compile fails there" in check.found
+    assert check.found.startswith("Python is installed in ")
+    assert f"{plain(name)}', a path" in check.found
+    assert f"a path with {has}: training works, but torch.compile does not" in check.found
+    assert "make .venv in" in (check.fix or "")
+    assert "TMPDIR" not in (check.fix or "")
+    monkeypatch.setattr("sys.prefix", "/usr")
+    assert doctor._paths() == []
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / name))
+    (check,) = doctor._paths()
+    assert "temporary files go to" in check.found
+    assert "TMPDIR" in (check.fix or "")
 
 
 def test_a_kernel_that_cannot_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
