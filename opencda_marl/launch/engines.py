@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.launch.folder import Matrix, MatrixFolder
 
 __all__ = ["MARGIN", "Engine", "Job", "check_engine", "make_engine", "processors"]
@@ -79,7 +79,7 @@ def check_engine(name: str, folder: Path, matrix: Matrix, given: Mapping[str, An
         from opencda_marl.launch.engine_slurm import SlurmEngine, check_path
 
         check_path(folder.absolute(), given)
-        with TemporaryDirectory(prefix="opencda-marl-") as scratch:  # submitit makes folders when it is asked
+        with scratch_folder("slurm") as scratch:  # submitit makes folders when it is asked
             SlurmEngine(MatrixFolder(Path(scratch)), matrix, given).close()
 
 

@@ -8,7 +8,6 @@ place, no wait for a device. `state["theta"]` is a leaf (see `nn.flat.as_leaf`),
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import time
 import warnings
@@ -27,6 +26,7 @@ from opencda_marl.core.files import unsuited
 from opencda_marl.core.speech import plain
 from opencda_marl.nn.capture import CapturedUpdate, Capturer, CudaCapturer, Inputs, State, Update
 from opencda_marl.nn.device import torch_build
+from opencda_marl.nn.native import find_compiler
 from opencda_marl.settings.networks import NetworkSettings, UpdateMode
 
 __all__ = ["Inputs", "Mode", "State", "Update", "UpdateForm", "make_update", "why_not_compiled"]
@@ -41,9 +41,11 @@ def why_not_compiled(device: torch.device = _CPU) -> str | None:
     """What keeps torch.compile from working here, in words; None when nothing is known to."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # seconds to import: only who compiles pays
 
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    if not any(shutil.which(name) for name in names):
-        return f"no C++ compiler ({', '.join(names)})"
+    command, why = find_compiler()
+    if command is None:
+        return f"no C++ compiler: {why}"
+    if len(command) > 1:
+        return f"CXX has arguments ({os.environ['CXX']}), which torch.compile does not understand"
     if device.type == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
     try:

@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int64
 from opencda_marl.core.errors import ConfigError, DeadlineError, SimulatorError
 from opencda_marl.core.frames import centre_of_front, sumo_angle
 from opencda_marl.core.roads import Roads
+from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.state import Command, Driver, Ending, Events, Field, Schedule, TrafficState, vehicle_name
@@ -25,7 +26,6 @@ from opencda_marl.simulators.admission import Admission
 from opencda_marl.simulators.endings import End, book_ends
 from opencda_marl.simulators.kernels import compare_targets, fill_values
 from opencda_marl.simulators.links import LibsumoLink, Link, Readings, SumoOptions, TraciLink
-from opencda_marl.simulators.scratch import scratch_folder
 from opencda_marl.simulators.wheels import choose_backend, inspect_sumo
 
 __all__ = ["SumoSimulator", "choose_backend", "inspect_sumo"]

@@ -8,12 +8,12 @@ other packages' SAC where they are named.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.scratch import scratch_folder
 
 __all__ = ["DEFAULT_PROFILE", "WHAT", "bench", "default_profile"]
 
@@ -69,7 +69,7 @@ def bench(
     if what == "run":
         from opencda_marl.tools.bench_run import bench_run
 
-        with tempfile.TemporaryDirectory(prefix="opencda-marl-bench-") as folder:
+        with scratch_folder("bench") as folder:
             return bench_run(
                 settings,
                 name,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.files import unsuited
+from opencda_marl.core.programs import run_program, telling_line
+from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.speech import plain
 from opencda_marl.settings.traffic import CARLA_VERSION
 
@@ -30,6 +33,7 @@ __all__ = ["Check", "exit_code", "inspect", "summary"]
 _GIB = 2**30
 _LOW_DISK = 2.0  # [GiB] a run with trajectories writes some hundred MiB
 _NO_DISK = 0.1  # [GiB] not even a checkpoint
+_COMPILER_SECONDS = 120.0
 _LOW_MEMORY = 1.5  # [GiB] the main process stays under 0.9, its evaluation child needs about as much
 
 _WHEEL_OF = {"sumo": "eclipse-sumo"}
@@ -264,12 +268,13 @@ def _cpu_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 def _compiler() -> list[Check]:
     """A C++ compiler with Python's headers: compiled updates and acting in C++ need it; else both do without."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    path = next((found for found in map(shutil.which, names) if found), None)
-    if path is None:
+    from opencda_marl.nn.native import find_compiler
+
+    command, why = find_compiler()
+    if command is None:
         fix = "apt install g++ (or conda install gxx); training works without it, only slower"
-        return [Check("compiler", False, f"{', '.join(names)}: not on PATH", fix)]
-    checks = [_compiles(path, Path(sysconfig.get_paths()["include"])), _fast_acting()]
+        return [Check("compiler", False, why, fix)]
+    checks = [_compiles(command, Path(sysconfig.get_paths()["include"])), _fast_acting()]
     return [*checks, *_paths()]
 
 
@@ -290,9 +295,12 @@ def _paths() -> list[Check]:
 
 def _fast_acting() -> Check:
     """The kernels for acting; built here if it is not yet in its cache."""
-    from opencda_marl.nn.native import cache_root, find_library
+    from opencda_marl.nn.native import cache_root, find_library, why_not_kept
 
     library, why = find_library()
+    if library is not None and (unkept := why_not_kept()) is not None:
+        told, _, fix = unkept.partition("; ")
+        return Check("fast acting", False, told, fix)
     if library is not None:
         return Check("fast acting", True, f"in {cache_root()}")
     return Check(
@@ -300,19 +308,24 @@ def _fast_acting() -> Check:
     )
 
 
-def _compiles(path: str, include: Path) -> Check:
-    with tempfile.TemporaryDirectory() as folder:
+def _compiles(compiler: Sequence[str], include: Path) -> Check:
+    told = shlex.join(compiler)
+    with scratch_folder("build") as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text("#include <Python.h>\n#include <vector>\nint probe() { return std::vector<int>{1}[0]; }\n")
-        command = [path, "-shared", "-fPIC", "-O1", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if answer.returncode == 0:
-        return Check("compiler", True, f"{path} builds an extension")
-    lines = [line for line in answer.stderr.splitlines() if "error" in line] or [f"exit code {answer.returncode}"]
-    fix = f"make {path} work; training works without it"
-    if "Python.h" in lines[0]:
+        output = Path(folder) / "compiler.log"
+        options = ["-shared", "-fPIC", "-O1", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
+        try:
+            code = run_program([*compiler, *options], output=output, limit=_COMPILER_SECONDS)
+            said = telling_line(output.read_text(errors="replace")) or f"exit code {code}"
+        except (TimeoutError, OSError) as error:
+            code, said = -1, str(error)
+    if code == 0:
+        return Check("compiler", True, f"{told} builds an extension")
+    fix = f"make {told} work; training works without it"
+    if "Python.h" in said:
         fix = "apt install python3-dev (compiled updates need it; training works without it)"
-    return Check("compiler", False, lines[0].strip(), fix)
+    return Check("compiler", False, said, fix)
 
 
 def _numba_cache() -> list[Check]:

@@ -121,7 +121,7 @@ def test_without_a_compiler_it_is_eager_and_says_why(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CXX", "no-such-compiler")
     form = UpdateForm(descend, asked)
     assert form.mode == "eager"
-    assert form.note == f"update_mode {asked}: eager, because no C++ compiler (no-such-compiler)"
+    assert form.note == f"update_mode {asked}: eager, because no C++ compiler: no-such-compiler not found (CXX)"
     form(*arguments())
 
 
