@@ -12,14 +12,14 @@ Longer than other modules, because both crews answer the same calls and are to b
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ from opencda_marl.core.children import Child
 from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, WorkerError
 from opencda_marl.core.files import array_bytes, arrays_of
 from opencda_marl.core.machine import cores
+from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.core.stopping import StopRequest
@@ -147,7 +148,7 @@ class Crew:
         settings: of the run.
         address: that this worker listens on; None: its machine's name.
         children: the other workers, where they are ours to end.
-        folder: to be removed with them.
+        meeting: the folder of the store, where it has one; to be removed once they have found each other.
     """
 
     place: Place
@@ -157,7 +158,7 @@ class Crew:
     settings: RunSettings
     address: str | None
     children: list[Child] = field(default_factory=list)
-    folder: Path | None = None
+    meeting: TemporaryDirectory[str] | None = None
     counted: float = 0.0
     over: bool = False
     group: ProcessGroup | None = None
@@ -185,17 +186,14 @@ class Crew:
             OpenCDAError: one of them could not be; the error is its own.
             Interrupted: somebody asked to stop.
         """
-        self.store.set(f"ready {self.rank}", "yes")
-        names = [f"ready {rank}" for rank in range(self.size)]
-        give_up = time.monotonic() + _ARRIVAL
-        while not self.store.check(names):
-            self.check()
-            if self.stop.requested():
-                raise errors.Interrupted("stopped before training began: nothing is lost")
-            if time.monotonic() > give_up:
-                missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
-                raise WorkerError(f"workers that never came: {', '.join(missing)}", fix="see what they said")
-            time.sleep(0.02)
+        try:
+            self._await_all()
+        except RuntimeError as error:  # torch's, of a store that is gone
+            raise WorkerError(
+                f"worker {self.rank} of {self.size} does not reach the others any more: one that was started with it "
+                "has ended before all were ready",
+                fix="see what the others said",
+            ) from error
         device, own_gpu = device_of(self.settings.device, self.place)
         self.group = ProcessGroup(
             self.store,
@@ -207,6 +205,20 @@ class Crew:
             address=self.address,
         )
         self.group.meanwhile = self._meanwhile
+
+    def _await_all(self) -> None:
+        """Say that this one is ready, and wait for the others."""
+        self.store.set(f"ready {self.rank}", "yes")
+        names = [f"ready {rank}" for rank in range(self.size)]
+        give_up = time.monotonic() + _ARRIVAL
+        while not self.store.check(names):
+            self.check()
+            if self.stop.requested():
+                raise errors.Interrupted("stopped before training began: nothing is lost")
+            if time.monotonic() > give_up:
+                missing = [str(rank) for rank, name in enumerate(names) if not self.store.check([name])]
+                raise WorkerError(f"workers that never came: {', '.join(missing)}", fix="see what they said")
+            time.sleep(0.02)
 
     def meet(self, wish: Wish, counted: float, *, over: bool = False) -> Wish:
         """See `Meeting`.
@@ -243,8 +255,8 @@ class Crew:
         self.over = starts[0].over
         for start in starts[1:]:
             self.joined.broadcast(_packed_start(start))
-        if self.folder is not None:  # they have found each other
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.meeting is not None:  # they have found each other
+            self.meeting.cleanup()
 
     def receive(self) -> Start:
         """Where this worker begins; by all but worker 0."""
@@ -282,8 +294,8 @@ class Crew:
             child.close()
         if self.group is not None:
             self.group.close()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.meeting is not None:
+            self.meeting.cleanup()
 
     def _meanwhile(self) -> None:
         """While others are awaited: is there any use in it?"""
@@ -349,13 +361,14 @@ def spawned(settings: RunSettings, text: str, *, folder: Path, spans: Spans, sto
         StorageError: their requests cannot be written.
     """
     size = int(settings.workers)
-    meeting = Path(tempfile.mkdtemp(prefix="opencda-workers-"))
-    store = FileStore(str(meeting / "store"), size)
+    meeting = scratch_folder("workers")
+    path = str(Path(meeting.name) / "store")
+    store = FileStore(path, size)
     store.set(_CONFIG, text)
-    crew = Crew(Place(0, size, 0, size), store, spans, stop, settings, "127.0.0.1", folder=meeting)
+    crew = Crew(Place(0, size, 0, size), store, spans, stop, settings, "127.0.0.1", meeting=meeting)
     try:
         for rank in range(1, size):
-            request = {"store": str(meeting / "store"), "rank": rank, "size": size}
+            request = {"store": path, "rank": rank, "size": size}
             crew.children.append(Child(_MODULE, request, folder=folder, name=f"worker_{rank}"))
     except BaseException:
         crew.close()
@@ -372,8 +385,9 @@ def under_torchrun(place: Place) -> Store:
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_ARRIVAL)))
     except RuntimeError as error:
+        where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise WorkerError(
-            f"worker {place.rank} of {place.size} does not reach the others: {error}",
+            f"worker {place.rank} of {place.size} does not reach the others at {where}",
             fix="check MASTER_ADDR and MASTER_PORT; torchrun sets them",
         ) from error
     return PrefixStore("opencda-marl", store)

@@ -19,6 +19,7 @@ from opencda_marl.core.budget import Budget
 from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import CheckpointError, OpenCDAError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
+from opencda_marl.core.forms import with_forms
 from opencda_marl.core.metrics import EpisodeRecord, pool
 from opencda_marl.core.run_folder import RunFolder, read_config, read_metrics, read_run
 from opencda_marl.core.scalars import ScalarWriter
@@ -403,7 +404,8 @@ class Journal:
         self._mode = found["update_mode"]
         note = str(found.pop("note", f"update_mode: {self._mode}"))
         facts = read_run(self.folder.path)
-        self.folder.write_run({**facts, "init": {**facts["init"], **found}})
+        init = {**facts["init"], **found}
+        self.folder.write_run(with_forms({**facts, "init": init}, init))
         self._listener(Note(note))
 
     def _count(self, lines: Sequence[dict[str, Any]]) -> None:

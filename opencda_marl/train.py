@@ -42,6 +42,7 @@ from opencda_marl.core.errors import (
 )
 from opencda_marl.core.events import Beat, Finished, Listener, Note, Started, TrainEvent
 from opencda_marl.core.files import remove_tree
+from opencda_marl.core.forms import changed_forms, with_forms
 from opencda_marl.core.machine import cores, describe_machine, git_commit, peak_memory_mib, versions
 from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episodes, read_run, typed
 from opencda_marl.core.simulator import SimulatorInfo
@@ -64,6 +65,7 @@ from opencda_marl.crew import (
 )
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import Done, Journal, Recorder, recorded
+from opencda_marl.nn.native import why_not_kept
 from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.run import RunSettings
 
@@ -75,6 +77,8 @@ _UNLEARNED = (
     "or learner.learning_starts, learner.batch_size and learner.updates_per_step, allowed one"
 )
 
+
+_BITS = "the last bits may differ from those of a run that was never interrupted"
 
 _WORKERS = "workers"  # folder of what they say, in the run folder
 
@@ -325,8 +329,12 @@ def _explained(crew: Alone | Crew, stop: StopRequest) -> Iterator[None]:
     except LeftError:
         pass
     except WorkerError as error:
-        if not stop.requested():
-            raise crew.explained(error) from error
+        if stop.requested():
+            return
+        found = crew.explained(error)
+        if found is error:
+            raise
+        raise found from error
 
 
 def _stopped(folder: RunFolder, journal: Journal) -> None:
@@ -515,7 +523,7 @@ def _announce(
     again = {"episode": done.episodes, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
     resumed = [*facts["resumed"], again] if "init" in facts else facts["resumed"]
     folder.write_config(to_yaml(settings))
-    folder.write_run({**facts, "identity": _identity(settings), "init": init, "resumed": resumed})
+    folder.write_run(with_forms({**facts, "identity": _identity(settings), "init": init, "resumed": resumed}, init))
     hear(Started(folder.path, init, done.episodes))
     if described.get("acting_device") == "cpu" and (form := str(described.get("actor_form"))).startswith("torch ("):
         both = " and updates go" if str(described.get("update_passes")).startswith("torch (") else " goes"
@@ -526,6 +534,10 @@ def _announce(
         notes.append(f"workers: {settings.workers}, but there are {cores()} cores: that is slower than fewer workers")
     if settings.max_episodes is not None and settings.max_episodes % int(settings.workers):
         notes.append(f"max_episodes: workers drive in rounds, so there will be a multiple of {settings.workers}")
+    if (unkept := why_not_kept()) is not None:
+        notes.append(unkept)
+    if done.episodes and (changed := changed_forms(facts, init, workers=int(settings.workers))):
+        notes.append(f"computed in another form than before (see run.json): {', '.join(changed)}; {_BITS}")
     if facts["versions"] != versions():
         notes.append("versions differ from those that the run began with (see run.json): the last bits may differ")
     for note in notes:

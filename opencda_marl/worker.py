@@ -78,6 +78,8 @@ def _main(path: str) -> None:
         assist(Place(rank, size, rank, size), FileStore(str(request["store"]), size))
     except OpenCDAError as error:
         said = {"error": type(error).__name__, "message": error.message, "fix": error.fix}
+        if error.__cause__ is not None:
+            sys.stderr.write(f"{type(error.__cause__).__name__}: {error.__cause__}\n")  # its log, beside the run's
     answer(request, said)
 
 

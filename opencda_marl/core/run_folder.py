@@ -247,13 +247,21 @@ class RunFolder:
         ours = isinstance(error, OpenCDAError)
         code = error.exit_code if isinstance(error, OpenCDAError) else 1
         phase = "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
-        text = str(error) if ours else "".join(traceback.format_exception(type(error), error, trace))
+        text = _with_causes(error) if ours else "".join(traceback.format_exception(type(error), error, trace))
         try:
             self.log(f"{phase}: {type(error).__name__}: {text}")
             self.beat(phase, error=f"{type(error).__name__}: {error}", exit_code=code)
         except StorageError:
             # The disk may be the very thing that failed; the first error is the one to show.
             return
+
+
+def _with_causes(error: BaseException) -> str:
+    """An error of ours, and below it, in their own words, those that led to it."""
+    lines = [str(error)]
+    while (error := error.__cause__) is not None:  # type: ignore[assignment] # ends with None
+        lines.append(f"  because: {type(error).__name__}: {error}")
+    return "\n".join(lines)
 
 
 def _fresh(root: Path, name: str) -> Path:

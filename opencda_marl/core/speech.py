@@ -23,6 +23,7 @@ _INIT = (
     "encoder",
     "update_mode",
     "update_passes",
+    "gradient_sums",
     "updates_per_step",
     "parameters",
     "replay",

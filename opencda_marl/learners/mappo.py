@@ -290,6 +290,8 @@ class Mappo:
         self._layouts = {"theta": self._networks.layout, "encoder": self._policy.encoder_layout}
         self._identity = identity_of(settings.algorithm, observation, action, self._encoder, self._layouts)
         self._identity["activation"] = self._own.activation
+        summed = self._theta.new_zeros(self._networks.layout.size + _LOSSES)
+        self._sums = {} if group is None else {"gradient_sums": group.sums_form(summed)}  # as `sum_up` makes them
         self._shuffling = generator(settings.seed, Branch.MINIBATCH)
         self._scale = RunningScale(len(self._networks.components))
         self._make_rollout = partial(
@@ -314,6 +316,7 @@ class Mappo:
             "encoder": self._encoder,
             "update_mode": self._step.mode or self._own.update_mode,
             "update_passes": passes_form(self._device),
+            **self._sums,
             "parameters": self._networks.layout.size + self._policy.encoder_layout.size,
             **({"note": self._step.note} if self._step.note else {}),
         }

@@ -7,7 +7,6 @@ and from run to run, as long as their number stays.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +21,13 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from opencda_marl.core.errors import WorkerError
+from opencda_marl.nn.peers import Peer, here, named, parsed
 from opencda_marl.nn.shared import SharedSum, find_area, open_area
 
 __all__ = ["ProcessGroup"]
 
 _POLL = 5e-5  # [s] between two looks at an exchange: in torch's own wait nobody would hear Ctrl-C
+_CLOSED = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "has left", "is gone")
 _LOOK = 0.1  # [s] between two calls of `meanwhile`
 
 
@@ -62,6 +63,7 @@ class ProcessGroup:
     ) -> None:
         self.rank, self.size, self._timeout = rank, size, timeout
         self.meanwhile = _nothing
+        self._peers: list[Peer] = []  # by rank, this one too
         self._length = -1
         self._shared: SharedSum | None = None  # of vectors that are added up, and where, on one machine
         with self._heard("come together"):
@@ -75,6 +77,7 @@ class ProcessGroup:
                 nccl = dist.ProcessGroupNCCL.Options()
                 nccl._timeout = timedelta(seconds=timeout)
                 self._sums = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl)
+        self._peers = parsed(self.share(here()))
 
     def sum(self, flat: Float[Tensor, " size"]) -> None:
         """Add up the same vector of all workers, in place.
@@ -88,6 +91,17 @@ class ProcessGroup:
                 shared(flat.numpy(), self.meanwhile)
             else:
                 self._wait(self._sums.allreduce([flat]))
+
+    def sums_form(self, like: Float[Tensor, " size"]) -> str:
+        """How such vectors are added up: `shared memory`, `gloo` or `nccl`. Collective.
+
+        Raises:
+            WorkerError: one of the others is gone, or does not answer.
+        """
+        with self._heard("add up gradients"):
+            if self._shared_for(like) is not None:
+                return "shared memory"
+        return "gloo" if self._sums is self._gloo else "nccl"
 
     def _shared_for(self, flat: Tensor) -> SharedSum | None:
         """Where such vectors are added up if all workers reach one memory. Collective at the first of a length."""
@@ -105,11 +119,10 @@ class ProcessGroup:
         opened = open_area(self.size, length) if self.rank == 0 else None
         told = self.broadcast((opened[1] if opened else "").encode() if self.rank == 0 else None).decode()
         area = opened[0] if opened else find_area(told, self.size, length)
-        processes = [int(row[0]) for row in self.meet([os.getpid()])]
         shared = None
         if area is not None:
             try:
-                shared = SharedSum(area, self.rank, processes, self._timeout)
+                shared = SharedSum(area, self.rank, [peer.process for peer in self._peers], self._timeout)
             except OSError:  # an older kernel, a filter of system calls, another namespace of processes
                 area.close()
         if self.meet([shared is not None]).all():
@@ -188,17 +201,44 @@ class ProcessGroup:
 
     @contextmanager
     def _heard(self, what: str) -> Iterator[None]:
-        """Turns torch's errors into one of ours."""
+        """Turns torch's errors into one of ours, which names the other worker and says in plain words what it did.
+
+        What torch said stays behind it as its cause.
+        """
         try:
             yield
         except (RuntimeError, TimeoutError, ConnectionError) as error:
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            late = isinstance(error, TimeoutError) or "imed out" in said or "imeout" in said
-            why = f"it did not answer within {self._timeout:g} s" if late else said
+            lost, why, fix = self._lost(str(error), late=isinstance(error, TimeoutError))
             raise WorkerError(
-                f"worker {self.rank} of {self.size} lost another one when they were to {what}: {why}",
-                fix="see what that one said, in workers/ of the run folder or where it was started",
+                f"worker {self.rank} of {self.size} lost {lost} when they were to {what}: {why}", fix=fix
             ) from error
+
+    def _lost(self, said: str, *, late: bool) -> tuple[str, str, str]:
+        """Whom an exchange failed with, why, and what to do.
+
+        Args:
+            said: by torch.
+            late: did the other one not come in time?
+        """
+        others = [peer for peer in self._peers if peer.rank != self.rank]
+        states = {peer: peer.state for peer in others}
+        gone = [peer for peer in others if states[peer] == "gone"]
+        stopped = [peer for peer in others if states[peer] == "stopped"]
+        behind = [] if self._shared is None else [peer for peer in others if peer.rank in self._shared.behind()]
+        found = gone or stopped or behind or (others if len(others) == 1 else [])
+        lost, it = named(found) or "another one", "it" if len(found) < 2 else "they"
+        see = "see what that one said, in workers/ of the run folder or where it was started"
+        patience = f"did not answer within {self._timeout:g} s (worker_timeout)"
+        if gone:
+            return lost, f"{it} {'is' if it == 'it' else 'are'} gone", see
+        if stopped:
+            why = f"{it} {'is' if it == 'it' else 'are'} stopped (by SIGSTOP or Ctrl-Z), and {patience}"
+            return lost, why, "stop no worker for longer, or set a longer worker_timeout"
+        if late or "imed out" in said or "imeout" in said:
+            return lost, f"{it} {patience}", see
+        if any(word in said for word in _CLOSED):
+            return lost, f"{it} has left" if it == "it" else f"{it} have left", see
+        return lost, "the exchange failed", see
 
     def close(self) -> None:
         """Leave; whoever still waits for this worker hears that it is gone. May be called twice."""

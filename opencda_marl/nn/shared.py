@@ -52,6 +52,7 @@ class Area:
         counters += -counters % _APART
         self._parts = np.frombuffer(memory, np.float32, 2 * size * self.stride, counters + size * _APART)
         self.counters = bytes_.ctypes.data + counters
+        self.reached = np.frombuffer(memory, np.int64, size * _APART // 8, counters)[:: _APART // 8]  # see shared.cpp
         pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         self.post = bound(library.opencda_post, None, [pointer, int32, int64])
         self.look = bound(library.opencda_await, int32, [pointer, int32, int64, int64])
@@ -173,6 +174,11 @@ class SharedSum:
             if now - began > _LOOK_UP:
                 time.sleep(_NAP)
         area.add(parts.ctypes.data, area.stride, area.size, flat.ctypes.data, area.count)
+
+    def behind(self) -> list[int]:
+        """Ranks of those that have not delivered what this worker waits for."""
+        reached = self._area.reached
+        return [rank for rank in range(self._area.size) if abs(int(reached[rank])) < self._turn + (reached[rank] < 0)]
 
     def _gone(self) -> str:
         """Which other process has ended, if one has."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from opencda_marl.core.errors import CheckpointError, Interrupted, SimulatorError, StorageError
+from opencda_marl.core.errors import CheckpointError, Interrupted, SimulatorError, StorageError, WorkerError
 from opencda_marl.core.run_folder import (
     RunFolder,
     best_checkpoint,
@@ -258,6 +258,17 @@ def test_how_a_run_ended_is_written_down(tmp_path: Path, error: Exception, phase
     text = (tmp_path / "run" / "log.txt").read_text()
     assert ("Traceback" in text) == isinstance(error, ValueError)
     assert not is_running(tmp_path / "run")
+
+
+def test_what_led_to_an_error_of_ours_is_in_the_log_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as found, _made(tmp_path / "run"):
+        try:
+            raise RuntimeError("[pair.cc:553] Connection closed by peer")
+        except RuntimeError as error:
+            raise WorkerError("worker 1 is gone", fix="see") from error
+    assert "pair.cc" not in str(found.value) + read_status(tmp_path / "run")["error"]
+    said = "failed: WorkerError: worker 1 is gone\n  fix: see\n  because: RuntimeError: [pair.cc:553] Connection closed"
+    assert said in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_full_disk_ends_with_its_own_error(tmp_path: Path) -> None:

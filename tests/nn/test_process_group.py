@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +73,8 @@ def test_whoever_loses_another_one_says_so_at_once() -> None:
 
     lost, _ = together(2, work)
     assert isinstance(lost, WorkerError)
-    assert "worker 0 of 2 lost another one when they were to meet" in lost.message
+    assert lost.message == f"worker 0 of 2 lost worker 1 (process {os.getpid()}) when they were to meet: it has left"
+    assert "onnection closed by peer" in str(lost.__cause__), "torch's own words, for the log"
 
 
 def test_a_worker_that_hangs_is_not_awaited_for_ever() -> None:
@@ -84,7 +91,54 @@ def test_a_worker_that_hangs_is_not_awaited_for_ever() -> None:
 
     late, _ = together(2, work, timeout=1.0)
     assert isinstance(late, WorkerError)
-    assert "did not answer within 1 s" in late.message
+    named = f"worker 0 of 2 lost worker 1 (process {os.getpid()}) when they were to meet"
+    assert late.message == f"{named}: it did not answer within 1 s (worker_timeout)"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGSTOP, "it is stopped (by SIGSTOP or Ctrl-Z), and did not answer within 1 s (worker_timeout)"),
+        (signal.SIGKILL, "it is gone"),
+    ],
+)
+def test_which_of_three_it_is_is_said(number: int, words: str) -> None:
+    """Two threads, and a process of another kind that they take for the third one."""
+    third = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    over = threading.Barrier(3)
+
+    def work(group: ProcessGroup) -> Any:
+        if group.rank == 1:
+            over.wait(20.0)
+            return None
+        group._peers[1] = replace(group._peers[1], process=third.pid)
+        try:
+            return group.meet([0.0])
+        finally:
+            over.wait(20.0)
+
+    third.send_signal(number)
+    time.sleep(0.2)
+    try:
+        lost = together(3, work, timeout=1.0)
+    finally:
+        third.kill()
+        third.wait()
+    for rank in (0, 2):
+        assert isinstance(lost[rank], WorkerError)
+        assert f"worker {rank} of 3 lost worker 1 (process {third.pid}) when they were to meet: {words}" in str(
+            lost[rank]
+        )
+
+
+def test_torchs_words_are_not_a_persons() -> None:
+    def work(group: ProcessGroup) -> str:
+        with pytest.raises(WorkerError) as found, group._heard("meet"):
+            raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] something odd\nand more")
+        return found.value.message
+
+    words = f"worker 0 of 2 lost worker 1 (process {os.getpid()}) when they were to meet: the exchange failed"
+    assert together(2, work)[0] == words
 
 
 def test_who_waits_can_be_called_away() -> None:

@@ -128,7 +128,7 @@ def _worker(rank: int, store: str, count: int, answers: multiprocessing.Queue) -
     group.sum(flat)
     shorter = torch.full((3,), float(rank + 1))
     group.sum(shorter)
-    used = group._shared is not None
+    used = group._shared is not None and group.sums_form(shorter) == "shared memory"
     answers.put((rank, used, flat.unique().tolist(), shorter.tolist()))
     group.close()
 
@@ -163,9 +163,10 @@ def test_where_one_cannot_reach_it_all_use_the_network(monkeypatch: pytest.Monke
     def one(rank: int) -> tuple[bool, list[float]]:
         group = ProcessGroup(store, rank, 2, timeout=20.0, device=CPU)
         flat = torch.full((5,), float(rank + 1))
+        form = group.sums_form(flat)
         group.sum(flat)
         group.sum(flat)
-        answer = group._shared is None, flat.tolist()
+        answer = group._shared is None and form == "gloo", flat.tolist()
         group.close()
         return answer
 
@@ -191,4 +192,22 @@ def test_a_group_says_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         said, _ = pool.map(one, (0, 1))
-    assert said == "worker 0 of 2 lost another one when they were to add up gradients: it has left"
+    lost = f"worker 1 (process {os.getpid()})"
+    assert said == f"worker 0 of 2 lost {lost} when they were to add up gradients: it has left"
+
+
+def test_who_is_late_is_known_from_the_memory() -> None:
+    place = area(3, 4)
+    mine, second, third = (SharedSum(place, rank, [os.getpid()] * 3, 0.3) for rank in range(3))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second, np.zeros(4, np.float32), nothing)
+        with pytest.raises(TimeoutError):
+            mine(np.zeros(4, np.float32), nothing)
+        with pytest.raises(TimeoutError):
+            other.result()
+    assert mine.behind() == second.behind() == [2]
+    third.close()
+    assert mine.behind() == [2], "it has left before its turn"
+    second.close()
+    assert mine.behind() == [2], "and this one after it"
+    mine.close()

@@ -490,6 +490,37 @@ def test_what_auto_meant_is_kept(tmp_path: Path, made: Made, monkeypatch: pytest
     assert "update_mode: auto" in read_config(tmp_path / "run")
 
 
+def test_forms_are_kept_at_each_start_and_a_change_is_said(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a compiler that was there is missing, and back again."""
+    passes, notes = "c++", []
+    monkeypatch.setattr(FakeLearner, "describe", lambda _learner: {"update_passes": passes})
+
+    def hear(event: TrainEvent) -> None:
+        notes.extend([event.text] if isinstance(event, Note) else [])
+
+    train(SETTINGS, out=tmp_path / "run", listener=hear)
+    train(replace(SETTINGS, max_episodes=7), resume=tmp_path / "run", listener=hear)
+    assert notes == []
+    passes = "torch (no C++ compiler: g++ not found)"
+    train(replace(SETTINGS, max_episodes=8), resume=tmp_path / "run", listener=hear)
+    (said,) = notes
+    assert said.startswith("computed in another form than before (see run.json): update_passes was c++, is torch;")
+    facts = read_run(tmp_path / "run")
+    assert facts["forms"] == {"update_passes": "c++"}
+    assert [entry["forms"]["update_passes"] for entry in facts["resumed"]] == ["c++", passes]
+
+
+def test_a_library_that_is_compiled_at_each_start_is_spoken_of(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencda_marl.train.why_not_kept", lambda: "compiled C++ cannot be kept in /x")
+    notes: list[str] = []
+    train(SETTINGS, out=tmp_path / "run", listener=lambda e: notes.append(e.text) if isinstance(e, Note) else None)
+    assert notes == ["compiled C++ cannot be kept in /x"]
+
+
 def test_a_stop_while_the_last_evaluation_is_awaited(tmp_path: Path, made: Made) -> None:
     """The budget is used up and saved; whoever pressed Ctrl-C does not want a table now."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +30,7 @@ from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.torchrun import Place, launched
-from opencda_marl.crew import Crew, Start, joined, parted, resolve_workers
+from opencda_marl.crew import Crew, Start, joined, parted, resolve_workers, spawned, under_torchrun
 from opencda_marl.journal import Done, Journal
 from opencda_marl.member import Member
 from opencda_marl.settings.learning import MappoSettings
@@ -184,6 +187,43 @@ def test_states_are_put_together_and_taken_apart() -> None:
         parted(whole, 2)
     with pytest.raises(CheckpointError, match="that of 3 workers, but this run has 1"):
         parted(whole, 1)
+
+
+def test_the_folder_where_they_meet_is_swept_should_its_owner_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("opencda_marl.crew.Child", lambda *_, **__: Mock(done=False))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / f"opencda-marl-{dead.pid}-workers-x").mkdir()  # as another run has left it
+    crew = spawned(SETTINGS, "", folder=tmp_path / "logs", spans=Spans(), stop=StopRequest())
+    (meeting,) = tmp_path.iterdir()
+    assert meeting.name.startswith(f"opencda-marl-{os.getpid()}-workers-")
+    crew.close()
+    crew.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_does_not_find_the_others_says_where_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("[c10d] The client socket has timed out\nException raised from /pytorch/socket.cpp:1")
+
+    monkeypatch.setattr("opencda_marl.crew.rendezvous", fail)
+    monkeypatch.setenv("MASTER_ADDR", "far")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with pytest.raises(WorkerError) as found:
+        under_torchrun(Place(1, 2, 1, 2))
+    assert found.value.message == "worker 1 of 2 does not reach the others at far:29500"
+
+
+def test_a_store_that_is_gone_before_all_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Mock()
+    store.check.side_effect = RuntimeError("[socket.cpp:1] recvValue failed")
+    crew = Crew(Place(1, 2, 1, 2), store, Spans(), StopRequest(), SETTINGS, None)
+    with pytest.raises(WorkerError, match="worker 1 of 2 does not reach the others any more: one that") as found:
+        crew.begin()
+    assert "socket.cpp" not in str(found.value)
 
 
 def test_how_many_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
