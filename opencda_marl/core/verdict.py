@@ -3,7 +3,8 @@
 1. Do fewer of its vehicles crash (collided / ended)?
 2. Do more of its vehicles get through (arrived / scheduled, so that who waits or stands for ever counts against it)?
 
-It beats a driver if one answer is yes and the other is not no; chance is what a bootstrap over paired episodes says.
+It beats a driver if one answer is yes and the other is not no. A difference is beyond chance if fewer than 1 in 20 of
+all ways to swap the two drivers' episodes make one as large (an exact permutation test over paired episodes).
 Delay is told beside, and decides nothing: who crashes early is never late.
 """
 
@@ -23,6 +24,9 @@ RIVALS = ("random", "full_speed", "priority")
 """Drivers that a policy worth its name beats."""
 
 _FEW = 1000  # vehicles
+_CHANCE = 0.05  # p of a difference that counts
+_LEAST_EPISODES = 6  # 2 / 2^5 is above `_CHANCE`: with fewer, no difference counts
+_RARE = 50  # vehicles that crashed: below it they are counted, not only told in percent
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +37,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
         theirs: of the same seeds and density.
 
     Returns:
-        rival, rate_vph, verdict (`beats`, `worse`, `mixed`, `equal`), vehicles; collision_rate, through and delay of
+        rival, rate_vph, verdict (`beats`, `worse`, `mixed`, `equal`), vehicles, episodes; p_crash and p_through (how
+        often chance alone makes such a difference); crashed ([collided, ended]), collision_rate, through and delay of
         both; JSON values.
 
     Raises:
@@ -45,8 +50,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
     both = (ours["per_episode"], theirs["per_episode"])
     crashed = [np.array([[r["collided"], r["arrived"] + r["collided"] + r["removed"]] for r in rows]) for rows in both]
     through = [np.array([[r["arrived"], r["scheduled"]] for r in rows]) for rows in both]
-    safer = -_sign(paired_difference(*crashed))
-    more = _sign(paired_difference(*through))
+    (apart, p_crash), (gained, p_through) = paired_difference(*crashed), paired_difference(*through)
+    safer, more = _sign(-apart, p_crash), _sign(gained, p_through)
     found = {(True, True): "mixed", (True, False): "beats", (False, True): "worse", (False, False): "equal"}
     return {
         "rival": theirs["policy"],
@@ -55,16 +60,19 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
         "safer": safer,
         "more_through": more,
         "vehicles": ours["vehicles"],
+        "episodes": len(both[0]),
+        "p_crash": round(p_crash, 6),
+        "p_through": round(p_through, 6),
+        "crashed": [[int(count) for count in counts.sum(axis=0)] for counts in crashed],
         "collision_rate": [one["collision_rate"] for one in (ours, theirs)],
         "through": [_share(counts) for counts in through],
         "mean_delay_s": [one["mean_delay_s"] for one in (ours, theirs)],
     }
 
 
-def _sign(difference: tuple[float, float, float]) -> int:
+def _sign(difference: float, p: float) -> int:
     """1, -1, or 0: cannot be told from chance."""
-    _, low, high = difference
-    return int(low > 0.0) - int(high < 0.0)
+    return 0 if p >= _CHANCE else int(difference > 0.0) - int(difference < 0.0)
 
 
 def _share(counts: np.ndarray) -> float | None:
@@ -89,7 +97,7 @@ _HEADS = {
     "beats": "beats",
     "worse": "does NOT beat",
     "mixed": "does NOT beat",
-    "equal": "cannot be told from",
+    "equal": "is not told apart from",
 }
 RIVAL_NAMES = {"random": "random driving", "full_speed": "full speed", "priority": "SUMO's priority rule"}
 """What they are called in sentences."""
@@ -113,6 +121,12 @@ def in_words(found: Sequence[Mapping[str, Any]], rivals: Sequence[str] = RIVALS)
         least = min(one["vehicles"] for one in driven)
         points = round(100.0 / least**0.5)  # two standard errors of a rate of a half
         lines.append(f"(only {counted(least, 'vehicle')}: rates are known to some {points} points at the worst)")
+    if driven and min(one["episodes"] for one in driven) < _LEAST_EPISODES:
+        least = min(one["episodes"] for one in driven)
+        lines.append(
+            f"(only {counted(least, 'episode')}: chance alone could make any of these differences; "
+            f"it takes {_LEAST_EPISODES} at least to tell two drivers apart, e.g. --seeds 9000:9030)"
+        )
     return lines
 
 
@@ -121,9 +135,12 @@ def _sentence(one: Mapping[str, Any]) -> str:
     density = one["rate_vph"]
     at = " to ".join(f"{rate:g}" for rate in density) if isinstance(density, list) else f"{density:g}"
     name = RIVAL_NAMES.get(one["rival"], one["rival"])
+    on = f" on {counted(one['vehicles'], 'vehicle')}" if one["verdict"] == "equal" else ""
+    few = max(count for count, _ in one["crashed"]) < _RARE
+    counts = " against ".join(f"{count:,} of {ended:,}" for count, ended in one["crashed"])
     return (
-        f"{_HEADS[one['verdict']]} {name} at {at} vph: {_word(one['safer'], 'fewer crash', 'MORE crash')} "
-        f"({percent(crashed[0])} against {percent(crashed[1])} %), "
+        f"{_HEADS[one['verdict']]} {name} at {at} vph{on}: {_word(one['safer'], 'fewer crash', 'MORE crash')} "
+        f"({f'{counts}: ' if few else ''}{percent(crashed[0])} against {percent(crashed[1])} %), "
         f"{_word(one['more_through'], 'more get through', 'FEWER get through')} "
         f"({percent(through[0])} against {percent(through[1])} %), "
         f"delay {number(delay[0])} against {number(delay[1])} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -63,7 +64,28 @@ def test_performance_profile_by_hand() -> None:
 
 def test_paired_difference_by_hand() -> None:
     ours, theirs = np.array([[1.0, 10.0], [3.0, 10.0]]), np.array([[5.0, 10.0], [5.0, 10.0]])
-    apart, low, high = paired_difference(ours, theirs)
+    apart, p = paired_difference(ours, theirs)
     assert apart == pytest.approx(0.2 - 0.5)
-    assert (low, high) == (pytest.approx(-0.4), pytest.approx(-0.2))
-    assert all(math.isnan(value) for value in paired_difference(np.zeros((2, 2)), theirs))
+    assert p == 0.5  # of four ways to swap, none and both are as far apart
+    assert paired_difference(ours, ours) == (0.0, 1.0)
+    nothing, p = paired_difference(np.zeros((2, 2)), theirs)
+    assert math.isnan(nothing)
+    assert p == 1.0
+
+
+def test_chance_of_a_paired_difference_is_that_of_all_swaps() -> None:
+    rng = np.random.default_rng(3)
+    ours, theirs = (np.stack([rng.integers(0, 5, 7), rng.integers(5, 9, 7)], axis=1).astype(float) for _ in "ab")
+
+    def difference(swaps: tuple[bool, ...]) -> float:
+        chosen = np.array(swaps)[:, None]
+        pair = np.where(chosen, theirs, ours).sum(axis=0), np.where(chosen, ours, theirs).sum(axis=0)
+        return float(pair[0][0] / pair[0][1] - pair[1][0] / pair[1][1])
+
+    every = [difference(swaps) for swaps in itertools.product((False, True), repeat=7)]
+    apart, p = paired_difference(ours, theirs)
+    assert apart == pytest.approx(every[0])
+    assert p == pytest.approx(np.mean(np.abs(every) >= abs(every[0]) - 1e-12))
+    drawn = paired_difference(ours, theirs, repetitions=100)[1]  # fewer than all swaps: drawn at random
+    assert drawn == pytest.approx(p, abs=0.15)
+    assert drawn == paired_difference(ours, theirs, repetitions=100)[1]

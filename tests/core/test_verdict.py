@@ -44,6 +44,22 @@ def test_a_single_crash_is_not_told_from_none() -> None:
     assert compare(once, _answer("priority", 0, 5))["verdict"] == "equal"
 
 
+def test_crashes_in_five_of_ten_episodes_are_not_told_from_none() -> None:
+    """12 crashed vehicles against 0: in five episodes chance alone does that once in 16, in six once in 32."""
+    for episodes, verdict in ((5, "equal"), (6, "worse")):
+        ours, theirs = _answer("mine", 0, 5, episodes=10), _answer("priority", 0, 5, episodes=10)
+        for row in ours["per_episode"][:episodes]:
+            row |= {"collided": 2, "arrived": 93}
+        first = 14 - 2 * episodes
+        ours["per_episode"][0] |= {"collided": first, "arrived": 95 - first}
+        one = compare(ours, theirs)
+        assert (one["verdict"], one["safer"]) == (verdict, 0 if verdict == "equal" else -1)
+        assert one["p_crash"] == 2 / 2**episodes
+        assert one["crashed"] == [[12, 950], [0, 950]]
+    said = in_words([compare(ours, theirs)])[0]
+    assert said.startswith("does NOT beat SUMO's priority rule at 300 vph: MORE crash (12 of 950 against 0 of 950: ")
+
+
 def test_other_traffic_is_refused() -> None:
     with pytest.raises(ValueError, match="did not drive the same traffic"):
         compare(_answer("mine", 0, 0), _answer("random", 0, 0, rate=200.0))
@@ -68,5 +84,9 @@ def test_sentences() -> None:
     assert in_words([]) == ["not compared with random driving, full speed, SUMO's priority rule"]
     few = [_answer("mine", 0, 5, episodes=2), _answer("random", 0, 5, episodes=2)]
     said = in_words(judge(few, "mine"), rivals=["random"])
-    assert said[0].startswith("cannot be told from random driving at 300 vph: no sure difference in who crashes (0.0")
+    assert said[0].startswith(
+        "is not told apart from random driving at 300 vph on 190 vehicles: no sure difference in who crashes "
+        "(0 of 190 against 0 of 190: 0.0"
+    )
     assert said[1] == "(only 190 vehicles: rates are known to some 7 points at the worst)"
+    assert said[2].startswith("(only 2 episodes: chance alone could make any of these differences")

@@ -109,10 +109,15 @@ def test_the_checkpoint_is_chosen_on_other_seeds_than_it_is_reported_on(
         *((name, rate) for name in ("random", "priority") for rate in (200.0, 300.0)),
     ]
     assert json.loads((run / "plots" / "comparison.json").read_text()) == report.rows
-    said = [f"cannot be told from {name} at {rate} vph" for name in ("random", "priority") for rate in (200, 300)]
+    said = [
+        f"is not told apart from {name} at {rate} vph on 30 vehicles"
+        for name in ("random", "priority")
+        for rate in (200, 300)
+    ]
     found = [line.partition(":")[0].replace("driving ", "").replace("SUMO's priority rule", "priority")
              for line in report.verdict]  # fmt: skip
-    assert found == [*said, "not compared with full speed", found[-1]]
+    assert found == [*said, "not compared with full speed", *found[-2:]]
+    assert found[-1] == "(only 1 episode"
     assert report.table.read_text() == markdown(report.rows) + "\n" + "".join(f"- {x}\n" for x in report.verdict)
     assert (run / "plots" / "learning.png").is_file()
     assert str(run) in report.next
