@@ -22,6 +22,8 @@ __all__ = [
     "part_of",
     "read_regular",
     "remove_tree",
+    "require_empty",
+    "require_writable",
     "storage_error",
     "sync_folder",
     "typed",
@@ -39,6 +41,7 @@ _FIXES = {
     errno.EPERM: ("no permission to write there", "change its permissions, or choose another folder"),
     errno.EROFS: ("the file system is read-only", "make it writable, or choose a folder on another one"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder"),
+    errno.EEXIST: ("there is a file of that name", "choose another folder, or move the file away"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
     errno.ENOENT: ("the folder is gone", "choose another folder, and do not delete it while running"),
     errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n 4096"),
@@ -59,6 +62,32 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, path) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder, and see that a file can be made in it: before hours of work, not after them.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    probe = folder / f".probe-{os.getpid()}.part"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"\n")
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def require_empty(folder: Path) -> None:
+    """A folder that is made anew: it is not there, or holds nothing.
+
+    Raises:
+        StorageError: it holds something, is a file, or cannot be looked at.
+    """
+    with writing(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise StorageError(f"{typed(folder)} is not empty", fix="choose a new folder: --out FOLDER")
 
 
 def array_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int64
 from safetensors.numpy import load_file
 
 from opencda_marl.core.errors import ConfigError
+from opencda_marl.core.files import require_writable
 from opencda_marl.core.frames import wrap
 from opencda_marl.core.state import Ending, Field
 from opencda_marl.evaluate import evaluate
@@ -64,7 +65,7 @@ def parity(
     chosen = settings.evaluation.seeds[0] if seed is None else seed
     figures: dict[str, dict[str, Any]] = {}
     tracks: dict[str, Tracks] = {}
-    folder.mkdir(parents=True, exist_ok=True)
+    require_writable(folder)
     backends = {
         "sumo": replace(settings.simulator, backend="auto"),
         "carla": replace(settings.simulator, backend="carla"),

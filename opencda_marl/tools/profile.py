@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.core.files import require_empty
 from opencda_marl.core.run_folder import read_episodes
 from opencda_marl.core.spans import SPANS
 from opencda_marl.tools.child_runs import ChildRun, differing_fields, sum_up
@@ -53,7 +54,9 @@ def profile(
 
     Raises:
         OpenCDAError: a run failed, or `against` is no profile.
+        StorageError: the folder holds something.
     """
+    require_empty(folder)
     before = read_costs(against) if against is not None else None
     short = _one_episode(name, config_root, overrides)
     plain = ChildRun(name, folder, "plain", config_root, short)

@@ -18,6 +18,7 @@ import numpy as np
 
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.errors import OpenCDAError
+from opencda_marl.core.files import require_empty
 from opencda_marl.core.run_folder import read_episodes, read_metrics
 from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import LearnerState
@@ -58,7 +59,9 @@ def verify_resume(
 
     Raises:
         OpenCDAError: a run failed, or could not be caught in the middle of its third episode.
+        StorageError: the folder holds something.
     """
+    require_empty(folder)
     made: list[ChildRun] = []
     workers = _workers(name, config_root, overrides)
     before = (_KILLED_IN - 1) * workers  # episodes that are finished when it is killed

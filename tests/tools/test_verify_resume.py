@@ -6,18 +6,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from opencda_marl.config import load_profile
 from opencda_marl.core.checkpoint import Checkpoints
-from opencda_marl.core.errors import CheckpointError
+from opencda_marl.core.errors import CheckpointError, StorageError
 from opencda_marl.core.segments import Segment
 from opencda_marl.core.spec import LearnerState
 from opencda_marl.settings.learning import ALGORITHMS
 from opencda_marl.settings.offpolicy import OffPolicySettings
 from opencda_marl.tools.child_runs import ChildRun
+from opencda_marl.tools.profile import profile
 from opencda_marl.tools.verify_resume import differing_runs, differing_states, verify_resume
 
 
@@ -206,3 +208,14 @@ def test_real_runs_of_two_seeds_differ_in_everything_that_is_learned(tmp_path: P
     differences, _ = differing_runs(*paths)
     for kind in ("tensor theta", "learner value", "episode 1: return", "metrics of episode"):
         assert any(line.startswith(kind) for line in differences), kind
+
+
+@pytest.mark.parametrize("tool", [verify_resume, profile])
+def test_a_filled_folder_is_refused_before_anything_runs(tool: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(StorageError, match="is not empty") as caught:
+        tool("sumo-marl/intersection/quickstart", folder=tmp_path)
+    assert caught.value.fix == "choose a new folder: --out FOLDER"
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(StorageError, match=r"is a file|not a folder"):
+        tool("sumo-marl/intersection/quickstart", folder=tmp_path / "mine")
