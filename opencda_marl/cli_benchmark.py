@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opencda_marl.cli_answers import emit, quiet_stdout
-from opencda_marl.core.errors import CheckpointError, ConfigError, Interrupted
+from opencda_marl.core.errors import CheckpointError, ConfigError, Interrupted, OpenCDAError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,12 +36,13 @@ def benchmark(
     ] = None,
     densities: Annotated[str | None, typer.Option(help="Vehicles/h a lane, with commas; default 100 to 600.")] = None,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="A density; default: as many as 5,000 vehicles need, 60 at least.")
+        int | None,
+        typer.Option(min=1, max=100_000, help="A density; default: as many as 5,000 vehicles need, 60 at least."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of all learners; repeat.")
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Trainers, then evaluations, at once.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, max=1024, help="Trainers, then evaluations, at once.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the training runs.")] = Path("runs/benchmark"),
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = _RESULTS,
     config_root: Annotated[Path | None, typer.Option(help="Folder of profiles instead of the bundled one.")] = None,
@@ -56,17 +57,22 @@ def benchmark(
     as_json: AsJson = False,
 ) -> None:
     """Train each learner, drive everybody on the same held-out traffic; typed again it does what is left."""
-    from opencda_marl.benchmark.measure import Measurement, left
+    from opencda_marl.benchmark.measure import Measurement
     from opencda_marl.benchmark.plan import make_cells
+    from opencda_marl.benchmark.standing import estimate, left
     from opencda_marl.cli_tables import name_tables
+    from opencda_marl.core.files import require_writable
     from opencda_marl.launch.folder import MatrixFolder
 
     wanted = _wanted(only, seeds, budget_minutes, densities, episodes, settings)
     command = "opencda-marl " + " ".join(shlex.quote(word) for word in sys.argv[1:] if word != "--json")
     console = _console(as_json)
+    if page is not None and not dry_run:
+        _page(page)
     if collect or generalisation is not None:
         with quiet_stdout(as_json):
             if generalisation is not None:
+                require_writable(out)
                 _generalise(console, generalisation, wanted, results, out, parallel, command)
             answer = _collected(results, wanted, page, console)
         _say(answer, as_json)
@@ -75,8 +81,10 @@ def benchmark(
     matrix = MatrixFolder(out)
     stands = left(wanted, entrants, matrix, results)
     if dry_run:
-        _show_left(stands, out, as_json)
+        _show_left(stands, estimate(stands, wanted, entrants, matrix, parallel), out, as_json)
         return
+    for folder in (results, out):  # hours before the first file is written
+        require_writable(folder)
     due = {row["name"] for row in stands if row["state"] != "done"}
     mine = {entrant.cell.id for entrant in entrants if entrant.cell is not None and entrant.name in due}
     with quiet_stdout(as_json):
@@ -107,15 +115,23 @@ def _wanted(
 
     minutes: dict[str, float] = {}
     for text in budgets or ():
-        name, _, value = text.rpartition("=")
-        minutes[name] = _number(value, "--budget-minutes")
+        name, named, value = text.rpartition("=")
+        if named and not name.strip():
+            raise ConfigError(
+                f"--budget-minutes {text!r} names nobody before the =",
+                fix=f"for all learners: --budget-minutes {value}; for one: --budget-minutes mappo={value}",
+            )
+        minutes[name.strip()] = _number(value, "--budget-minutes", 100_000.0)
+    names = _words(only)
+    if only is not None and not names:
+        raise ConfigError(f"--only {only!r} names nobody", fix="e.g. --only mappo,random; for everybody leave it out")
     return Wanted(
-        only=tuple(_words(only)),
+        only=tuple(names),
         seeds=tuple(parse_seeds(seeds)),
         budget_minutes=minutes,
         densities=DENSITIES
         if densities is None
-        else tuple(sorted({_number(word, "--densities") for word in _words(densities)})),
+        else tuple(sorted({_number(word, "--densities", 3000.0, 1.0) for word in _words(densities)})),
         episodes=episodes,
         sets=tuple(sets or ()),
     )
@@ -125,14 +141,38 @@ def _words(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
-def _number(text: str, flag: str) -> float:
+def _number(text: str, flag: str, most: float, least: float = 0.01) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 < value < 1e6:
-        raise ConfigError(f"{flag} {text!r} is not a number above 0", fix=f"e.g. {flag} 10")
-    return value
+    if not least <= value <= most:
+        raise ConfigError(f"{flag} {text!r} is not a number from {least:g} to {most:g}", fix=f"e.g. {flag} 10")
+    return float(f"{value:g}")  # as it is written in names and files
+
+
+def _page(page: Path) -> str:
+    """The page that tables go to: there, text, with a place for them, and writable; asked before anything is measured.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from opencda_marl.benchmark.page import updated_page
+    from opencda_marl.core.files import read_regular, require_writable, typed
+
+    fix = "--page FILE, a page with lines for the tables: docs/benchmark.md"
+    try:
+        text = read_regular(page).decode()
+    except OSError as error:
+        why = "is a folder" if page.is_dir() else f"cannot be read: {error.strerror}"
+        raise ConfigError(
+            f"the page {typed(page)} {'does not exist' if not page.exists() else why}", fix=fix
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the page {typed(page)} is no text (UTF-8): {error}", fix=fix) from error
+    updated_page(text, "", typed(page))
+    require_writable(page.parent)
+    return text
 
 
 def _console(as_json: bool) -> Console:
@@ -201,17 +241,24 @@ def _generalise(
 
 def _collected(results: Path, wanted: Wanted, page: Path | None, console: Console) -> dict[str, Any]:
     from opencda_marl.benchmark.page import page_text, updated_page
-    from opencda_marl.benchmark.results import read_results
+    from opencda_marl.benchmark.results import find_results
     from opencda_marl.benchmark.tables import aggregates, missing, rows_of, verdicts
     from opencda_marl.core.files import write_whole
 
-    found = read_results([results]) if results.is_dir() else []
+    if results.exists() and not results.is_dir():
+        raise ConfigError(f"{results} is a file", fix="--results FOLDER, the folder that the files of results are in")
+    files = find_results([results] if results.is_dir() else [])
+    if files.broken:  # tables without it would look whole
+        raise CheckpointError("\n".join(error.message for error in files.broken), fix=files.broken[0].fix)
+    found = files.results
     if page is not None and not any(result.get("densities") for result in found):
         raise ConfigError(f"there are no results in {results}, so {page} stays as it is", fix="--results FOLDER")
     text = page_text(found, wanted.densities)
     if page is not None:
-        write_whole(page, updated_page(page.read_text(encoding="utf-8"), text).encode())
+        write_whole(page, updated_page(_page(page), text, str(page)).encode())
     console.print(text, markup=False, soft_wrap=True)
+    for note in files.notes:
+        console.print(note, markup=False, soft_wrap=True)
     driven = [result for result in found if result.get("densities")]
     return {
         "results": str(results),
@@ -219,6 +266,7 @@ def _collected(results: Path, wanted: Wanted, page: Path | None, console: Consol
         "aggregates": aggregates(driven, wanted.densities),
         "verdicts": verdicts(driven, wanted.densities),
         "missing": missing(driven, wanted.densities),
+        "notes": files.notes,
     }
 
 
@@ -227,11 +275,12 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
         emit(answer)
 
 
-def _show_left(stands: Sequence[dict[str, Any]], out: Path, as_json: bool) -> None:
+def _show_left(stands: Sequence[dict[str, Any]], told: dict[str, Any], out: Path, as_json: bool) -> None:
+    from opencda_marl.core.speech import counted, seconds
     from opencda_marl.display import show_table
 
     if as_json:
-        emit({"folder": str(out), "left": list(stands)})
+        emit({"folder": str(out), "left": list(stands), "estimate": told})
         return
     cells = [
         [
@@ -242,7 +291,18 @@ def _show_left(stands: Sequence[dict[str, Any]], out: Path, as_json: bool) -> No
         ]
         for row in stands
     ]
-    show_table(_console(False), ("name", "kind", "what is left", "densities"), cells, text=4)
+    console = _console(False)
+    show_table(console, ("name", "kind", "what is left", "densities"), cells, text=4)
+    for row in stands:
+        for line in row["differs"]:
+            console.print(f"{row['name']}: {line}", markup=False, soft_wrap=True)
+    whole, training, driving = (seconds(60.0 * told[f"{name}minutes"]) for name in ("", "training_", "driving_"))
+    console.print(
+        f"estimate: {whole} in all; {training} of training (what is left of the budgets), {driving} for "
+        f"{counted(told['episodes'], 'episode')} of held-out traffic (about 1 s each at 300 vph on an idle core)",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def report(
@@ -256,43 +316,89 @@ def report(
 ) -> None:
     """Tables (Markdown, CSV, JSON) and plots of runs and results, and whom they beat."""
     from opencda_marl.benchmark.page import densities_in, page_text, write_report
-    from opencda_marl.benchmark.results import read_results, results_of_run
-    from opencda_marl.core.run_folder import typed
+    from opencda_marl.core.files import require_writable
 
     console = _console(as_json)
-    found: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
-    for source in sources:
-        if not source.exists():
-            raise CheckpointError(
-                f"there is no {typed(source)}",
-                fix="name run folders (opencda-marl runs list), or files or folders of results",
-            )
-        try:
-            ours = results_of_run(source) if (source / "run.json").is_file() else read_results([source])
-        except CheckpointError as error:
-            notes.append(f"left out: {error.message}; {error.fix}")
-            continue
-        for result in ours:
-            name = result["name"]
-            if name in found and found[name]["densities"] != result["densities"]:
-                result = {**result, "name": f"{name} ({source.name})"}
-            found.setdefault(result["name"], result)
-    if not found:
+    results, notes, broken = _reportable(sources)
+    if not results:
         raise CheckpointError(
-            "nothing of this can be reported: " + "; ".join(notes), fix="train with evaluation.final=true"
+            "nothing of this can be reported: " + "; ".join(broken),
+            fix="name run folders (run.json, and plots/comparison.json, which a run makes at its end), "
+            "files of results, or folders of them (*.json)",
         )
-    results = list(found.values())
     folder = out or Path("runs") / f"report-{time.strftime('%Y%m%d-%H%M%S')}"
+    require_writable(folder)
     files = write_report(results, densities_in(results), folder)
     if animate is not None:
         files.append(_animated(sources[0], animate))
+    notes = [*notes, *(f"left out: {line}" for line in broken)]
     if as_json:
         emit({"folder": str(folder), "files": [str(file) for file in files], "notes": notes})
-        return
-    console.print(page_text(results, densities_in(results), whole=False), markup=False, soft_wrap=True)
-    for line in (*notes, *(str(file) for file in files)):
-        console.print(line, markup=False, soft_wrap=True)
+    else:
+        console.print(page_text(results, densities_in(results), whole=False), markup=False, soft_wrap=True)
+        for line in (*notes, *(str(file) for file in files)):
+            console.print(line, markup=False, soft_wrap=True)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _reportable(sources: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Results of runs and files; notes on what counts once; what cannot be reported, and why."""
+    from opencda_marl.benchmark.results import find_results, results_of_run
+    from opencda_marl.core.run_folder import typed
+
+    found: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    broken: list[str] = []
+    for source in sources:
+        ours: list[dict[str, Any]] = []
+        if (source / "run.json").is_file():
+            try:
+                ours = results_of_run(source)
+            except OpenCDAError as error:
+                broken.append(_why(error))
+        elif not source.exists():
+            broken.append(f"there is no {typed(source)}; runs are listed by: opencda-marl runs list")
+        else:
+            files = find_results([source])
+            ours, notes = files.results, [*notes, *files.notes]
+            broken += [_why(error) for error in files.broken]
+            if not ours and not files.broken:
+                broken.append(_empty(source))
+        for result in ours:
+            twin = next((one["name"] for one in found.values() if _copies(one, result)), None)
+            if twin is not None:
+                if result["kind"] == "learner":
+                    notes.append(
+                        f"left out: {result['name']} in {typed(source)} says the same as {twin}, and counts once"
+                    )
+                continue
+            name, number = str(result["name"]), 1
+            while name in found:
+                number += 1
+                name = f"{result['name']} ({source.absolute().name}{'' if number == 2 else f' {number}'})"
+            found[name] = {**result, "name": name}
+    return list(found.values()), notes, broken
+
+
+def _copies(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """The same measurement twice: a copied file or run, or a controller that drove beside several runs."""
+    same = all(one.get(name) == other.get(name) for name in ("kind", "policy", "seed", "decision_interval"))
+    return same and all(one.get(name) == other.get(name) for name in ("densities", "cases"))
+
+
+def _why(error: OpenCDAError) -> str:
+    return error.message if error.fix is None else f"{error.message}; {error.fix}"
+
+
+def _empty(source: Path) -> str:
+    """Why nothing was found in a folder, with the runs that lie below it."""
+    from opencda_marl.core.run_folder import typed
+
+    runs = sorted(file.parent for file in source.glob("*/run.json"))
+    below = f"; there are runs below it: {' '.join(typed(run) for run in runs[:5])}" if runs else ""
+    more = f" and {len(runs) - 5} more" if len(runs) > 5 else ""
+    return f"{typed(source)} is no run folder (it has no run.json), and no *.json lies in it{below}{more}"
 
 
 def _animated(run: Path, out: Path) -> Path:

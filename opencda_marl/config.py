@@ -31,6 +31,7 @@ __all__ = [
     "bundled_root",
     "changes",
     "check",
+    "computed",
     "config_hash",
     "export_root",
     "from_run_folder",
@@ -187,9 +188,7 @@ def config_hash(settings: RunSettings) -> str:
     A setting that came later than the first results is left out, too, while it switches nothing on: so a run keeps its
     name, and nothing that is finished begins again.
     """
-    flat = {".".join(keys): value for keys, value in _flat(to_tree(settings), ())}
-    for key in (*BUDGETS, *DISPLAY, *PLACE):
-        del flat[key]
+    flat = computed(settings)
     for key in _PATHS:
         if flat[key] is not None and Path(flat[key]).is_file():
             flat[key] = hashlib.sha256(Path(flat[key]).read_bytes()).hexdigest()
@@ -198,6 +197,12 @@ def config_hash(settings: RunSettings) -> str:
     if flat.get("learner.saturation_penalty") == 0.0:
         del flat["learner.saturation_penalty"]
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def computed(settings: RunSettings) -> dict[str, Any]:
+    """`learner.epochs` -> its value, of all settings that decide what is computed; budgets, display, place left out."""
+    flat = {".".join(keys): value for keys, value in _flat(to_tree(settings), ())}
+    return {key: value for key, value in flat.items() if key not in (*BUDGETS, *DISPLAY, *PLACE)}
 
 
 def changes(old: RunSettings, new: RunSettings) -> list[str]:

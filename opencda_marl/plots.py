@@ -233,20 +233,21 @@ def density_plot(curves: Mapping[str, Mapping[str, Mapping[float, Sequence[float
         curves: field (of `_FIGURES`) -> policy -> density -> values of its runs.
         out: the PNG file.
     """
-    with _drawing(out, 14.0, 4.6) as figure:
+    names = list(dict.fromkeys(policy for values in curves.values() for policy in values))
+    looks = _looks(names)
+    with _drawing(out, 14.0, _height(names)) as figure:
         axes = figure.subplots(1, len(_FIGURES))
         for axis, (name, label) in zip(axes, _FIGURES.items(), strict=True):
             scale = 100.0 if label.endswith("[%]") else 1.0
-            for index, (policy, values) in enumerate(curves.get(name, {}).items()):
+            for policy, values in curves.get(name, {}).items():
                 rates = sorted(values)
                 means = [scale * float(np.mean(values[rate])) for rate in rates]
-                colour = f"C{index % 10}"
-                axis.plot(rates, means, "-" if index < 10 else "--", color=colour, label=policy)
+                axis.plot(rates, means, **looks[policy])
                 points = [(rate, scale * value) for rate in rates for value in values[rate]]
-                axis.plot(*zip(*points, strict=True), ".", ms=5, color=colour)
+                axis.plot(*zip(*points, strict=True), ".", ms=5, color=looks[policy]["color"])
             axis.set_xlabel("vehicles per hour and lane")
             axis.set_ylabel(label)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+        _legend(figure, names)
     return out
 
 
@@ -258,15 +259,47 @@ def profile_plot(scores: Mapping[str, np.ndarray], out: Path) -> Path:
         out: the PNG file.
     """
     thresholds = np.linspace(0.5, 1.0, 251)
-    with _drawing(out, 8.0, 4.6) as figure:
+    looks = _looks(list(scores))
+    with _drawing(out, 10.0, _height(list(scores))) as figure:
         axis = figure.subplots()
-        for index, (policy, found) in enumerate(scores.items()):
-            style = "-" if index < 10 else "--"
-            axis.plot(100.0 * thresholds, performance_profile(found, thresholds), style, label=policy)
+        for policy, found in scores.items():
+            axis.plot(100.0 * thresholds, performance_profile(found, thresholds), **looks[policy])
         axis.set_xlabel("success [%]")
         axis.set_ylabel("share of runs and densities above it")
-        axis.legend(frameon=False, loc="lower left")
+        _legend(figure, list(scores))
     return out
+
+
+_DASHES = ("-", "--", ":", "-.")
+_LINES = 10  # colours before the next kind of dash
+_COLUMN = 24  # names in a column of a legend
+
+
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and dash of each name: no two alike among forty."""
+    return {
+        name: {"color": f"C{index % _LINES}", "ls": _DASHES[index // _LINES % len(_DASHES)]}
+        for index, name in enumerate(names)
+    }
+
+
+def _height(names: Sequence[str]) -> float:
+    """[inches] of a figure whose legend stands beside it, a name a line."""
+    return max(4.6, 0.6 + 0.24 * min(len(names), _COLUMN))
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    """To the right of all axes, where it covers no line; long names are cut in the middle."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **look, label=_cut(name)) for name, look in _looks(names).items()]
+    if handles:
+        columns = -(-len(handles) // _COLUMN)
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, ncols=columns)
+
+
+def _cut(name: str, longest: int = 28) -> str:
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-(longest // 2 - 1) :]}"
 
 
 def parity_plot(

@@ -10,10 +10,10 @@ from typing import Any
 
 from opencda_marl.benchmark.measure import Job, Tell, record_machine, run_jobs
 from opencda_marl.benchmark.plan import Wanted
-from opencda_marl.benchmark.results import density_key, read_results, short_figures, write_result
+from opencda_marl.benchmark.results import density_key, result_of, short_figures, write_result
 from opencda_marl.config import config_hash, from_run_folder
 from opencda_marl.core.errors import ConfigError
-from opencda_marl.core.files import read_regular
+from opencda_marl.core.files import read_regular, require_writable
 from opencda_marl.core.machine import git_commit
 from opencda_marl.evaluate import find_policy
 from opencda_marl.settings.run import RunSettings
@@ -83,8 +83,8 @@ def generalise(
     # its files, not where they lie: another clone has the same bundled policies
     weights = hashlib.sha256(read_regular((found.checkpoint or found.folder) / "manifest.json")).hexdigest()[:12]
     identity = f"{config_hash(settings)} {weights}"
-    file = results / f"{name}.json"
-    known = read_results([file])[0] if file.is_file() else {}
+    require_writable(results)
+    known = result_of(results, name)
     result = known if known.get("identity") == identity else _begin(policy, name, identity, command)
     jobs = []
     for index, (case, (rate, overrides)) in enumerate(cases_of(settings).items()):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from opencda_marl.benchmark.plan import CHOICE, Entrant, Wanted
-from opencda_marl.benchmark.results import density_key, read_results, short_figures, training, write_result
+from opencda_marl.benchmark.results import density_key, result_of, short_figures, training, write_result
+from opencda_marl.benchmark.standing import left, traffic_of
 from opencda_marl.config import to_yaml
 from opencda_marl.core.children import run_all
 from opencda_marl.core.errors import Interrupted
@@ -18,10 +19,10 @@ from opencda_marl.core.files import write_whole, writing
 from opencda_marl.core.machine import describe_machine, git_commit
 from opencda_marl.core.run_folder import read_run
 from opencda_marl.core.stopping import StopRequest
-from opencda_marl.launch.folder import MatrixFolder, is_done
+from opencda_marl.launch.folder import MatrixFolder
 from opencda_marl.report import choose_checkpoint, driven_in, episodes_of
 
-__all__ = ["Job", "Measurement", "Tell", "left", "record_machine", "run_jobs"]
+__all__ = ["Job", "Measurement", "Tell", "record_machine", "run_jobs"]
 
 _MODULE = "opencda_marl.evaluate"
 
@@ -35,35 +36,6 @@ class Job:
     name: str  # of its files
     request: dict[str, Any]
     record: Callable[[dict[str, Any]], None]
-
-
-def left(wanted: Wanted, entrants: Sequence[Entrant], matrix: MatrixFolder, results: Path) -> list[dict[str, Any]]:
-    """How each entrant stands: {name, policy, kind, state, missing (densities)}; nothing is started.
-
-    States: `train`, `evaluate`, `done`; `again` where the file is of other settings and will be replaced.
-    """
-    there = {result["name"]: result for result in read_results([results])} if results.is_dir() else {}
-    rows = []
-    for entrant in entrants:
-        known = there.get(entrant.name, {})
-        fresh = known.get("identity") == entrant.identity
-        missing = [rate for rate in wanted.densities if not (fresh and _has(known, rate, wanted, entrant))]
-        trained = entrant.cell is None or is_done(entrant.cell, matrix.status(entrant.cell.id))
-        state = "done" if not missing else "evaluate" if trained else "train"
-        row = {"name": entrant.name, "policy": entrant.policy, "kind": entrant.kind, "state": state}
-        rows.append({**row, "again": bool(known) and not fresh, "missing": missing})
-    return rows
-
-
-def _has(result: Mapping[str, Any], rate: float, wanted: Wanted, entrant: Entrant) -> bool:
-    """Was this density measured on at least the traffic that is wanted?"""
-    block = result.get("densities", {}).get(density_key(rate))
-    seeds = _traffic(wanted, entrant, rate)
-    return block is not None and block["seeds"][0] == seeds.start and block["seeds"][1] >= seeds.stop
-
-
-def _traffic(wanted: Wanted, entrant: Entrant, rate: float) -> range:
-    return wanted.traffic(rate, entrant.settings.max_steps, entrant.settings.simulator.step_length)
 
 
 class Measurement:
@@ -107,12 +79,12 @@ class Measurement:
         return [entrant.name for entrant in due]
 
     def _jobs(self, entrant: Entrant, stands: Mapping[str, Any]) -> list[Job]:
-        known = {} if stands["again"] else self._known(entrant.name)
+        known = {} if stands["again"] else result_of(self._results, entrant.name)
         result = known or self._begin(entrant)
         config = self._config(entrant)
         jobs = []
         for rate in stands["missing"]:
-            seeds = _traffic(self._wanted, entrant, rate)
+            seeds = traffic_of(self._wanted, entrant, rate)
             policy = (
                 entrant.policy
                 if entrant.cell is None
@@ -135,10 +107,6 @@ class Measurement:
             write_result(self._results, result)
 
         return record
-
-    def _known(self, name: str) -> dict[str, Any]:
-        file = self._results / f"{name}.json"
-        return read_results([file])[0] if file.is_file() else {}
 
     def _config(self, entrant: Entrant) -> Path:
         """A folder with the settings that it drives in."""
@@ -163,6 +131,7 @@ class Measurement:
             "machine": record_machine(),
             "date": time.strftime("%Y-%m-%d"),
             "command": self._command,
+            "settings": entrant.depends_on,
             "densities": {},
         }
         if entrant.cell is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,12 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
     measured = [result for result in results if result.get("densities")]
     rows = rows_of(measured, densities)
     cells = [[write(row[name]) for name, (_, write) in COLUMNS.items()] for row in rows]
-    parts = ["### Figures\n", as_markdown([heading for heading, _ in COLUMNS.values()], cells)]
+    table = as_markdown if whole else _filled
+    parts = ["### Figures\n", table([heading for heading, _ in COLUMNS.values()], cells)]
     trained = training_rows(measured)
     if trained:
         headings = list(dict.fromkeys(key for row in trained for key in row))
-        parts += ["### Training\n", as_markdown(headings, [[row.get(key, "-") for key in headings] for row in trained])]
+        parts += ["### Training\n", table(headings, [[row.get(key, "-") for key in headings] for row in trained])]
     summed = aggregates(measured, densities)
     if summed:
         parts += [
@@ -60,9 +61,16 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
         parts.append((_beaten if whole else _told)(measured, densities))
     parts += [_generalisation(result) for result in results if result.get("cases")]
     absent = missing(measured, densities) if whole else missing(measured, densities, _policies(measured))
-    parts.append("### What is missing\n\n" + ("".join(f"- {line}\n" for line in absent) or "Nothing.\n"))
-    parts.append(_origins(results))
+    if absent or not all(result.get("own") for result in results):
+        parts.append("### What is missing\n\n" + ("".join(f"- {line}\n" for line in absent) or "Nothing.\n"))
+    parts.append(_origins(results, table))
     return "\n".join(parts)
+
+
+def _filled(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table without the columns that nobody fills."""
+    kept = [index for index in range(len(headings)) if any(row[index] not in ("", "-") for row in cells)]
+    return as_markdown([headings[index] for index in kept], [[row[index] for index in kept] for row in cells])
 
 
 def _told(results: Sequence[Mapping[str, Any]], densities: Sequence[float]) -> str:
@@ -95,11 +103,12 @@ def _aggregates(rows: Sequence[Mapping[str, Any]]) -> str:
         own = [row for row in rows if row["measure"] == measure]
         others = [row["policy"] for row in own]
         heading = COLUMNS[measure][0]
-        headings = ["learner", "runs", f"IQM of {heading}", "95 % interval", *(f"P(better than {n})" for n in others)]
+        rivals = others if len(others) > 1 else []  # nobody is better than himself
+        headings = ["learner", "runs", f"IQM of {heading}", "95 % interval", *(f"P(better than {n})" for n in rivals)]
         cells = []
         for row in own:
             interval = "-" if row["low"] is None else f"{100 * row['low']:.2f} to {100 * row['high']:.2f}"
-            better = ["" if name == row["policy"] else f"{row['improvement'][name]:.2f}" for name in others]
+            better = ["" if name == row["policy"] else f"{row['improvement'][name]:.2f}" for name in rivals]
             cells.append([row["policy"], str(row["runs"]), f"{100 * row['iqm']:.2f}", interval, *better])
         tables.append(as_markdown(headings, cells))
     return "\n".join(tables)
@@ -113,23 +122,32 @@ def _generalisation(result: Mapping[str, Any]) -> str:
     )
 
 
-def _origins(results: Sequence[Mapping[str, Any]]) -> str:
+def _origins(results: Sequence[Mapping[str, Any]], table: Callable[..., str]) -> str:
     """Commit, machine, date and command of each file."""
     cells = [
         [
             str(result["name"]),
             f"`{result.get('commit') or '-'}`",
-            f"{result.get('machine', {}).get('processor', '-')}, {result.get('machine', {}).get('cores', '-')} cores",
+            _machine(result.get("machine", {})),
             str(result.get("date", "-")),
-            f"`{result.get('command', '-')}`",
+            f"`{result['command']}`" if "command" in result else "-",
         ]
         for result in results
     ]
-    return "### Where the figures come from\n\n" + as_markdown(["file", "commit", "machine", "date", "command"], cells)
+    return "### Where the figures come from\n\n" + table(["file", "commit", "machine", "date", "command"], cells)
 
 
-def updated_page(text: str, generated: str) -> str:
+def _machine(facts: Mapping[str, Any]) -> str:
+    return f"{facts.get('processor', '-')}, {facts.get('cores', '-')} cores" if facts else "-"
+
+
+def updated_page(text: str, generated: str, name: str = "the page") -> str:
     """A page with its generated part replaced.
+
+    Args:
+        text: of the page.
+        generated: the new part.
+        name: of the page, for the message.
 
     Raises:
         ConfigError: it does not say where that part is.
@@ -137,7 +155,7 @@ def updated_page(text: str, generated: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ConfigError(f"the page has no lines {BEGIN} and {END}", fix="put both where the tables should stand")
+        raise ConfigError(f"{name} has no lines {BEGIN} and {END}", fix="put both where the tables should stand")
     return f"{before}{BEGIN}\n\n{generated}\n{END}{after}"
 
 

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from opencda_marl.config import load_profile
+from opencda_marl.config import computed, load_profile
 from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.tables import Table
 from opencda_marl.env.controllers import SUMO_DRIVES
@@ -75,6 +76,16 @@ class Entrant:
         """What its figures depend on; equal: they need not be measured again."""
         return self.cell.id if self.cell is not None else _driven_in(self.settings)
 
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """`learner.epochs` -> its value, of every setting that is part of the identity."""
+        every = computed(self.settings)
+        if self.cell is not None:
+            return every
+        return {key: value for key, value in every.items() if key in _DRIVING or key.startswith(_DRIVING_BLOCKS)} | {
+            key: value for key, value in every.items() if key.startswith("demand.") and not key.startswith(_NOT_DRIVING)
+        }
+
 
 def entrant_of(settings: RunSettings) -> str:
     """The learner, as an entrant: `mappo`, and `mappo-w2` where two workers learn together.
@@ -85,6 +96,11 @@ def entrant_of(settings: RunSettings) -> str:
     if settings.workers == "auto":
         raise ConfigError("an entrant with workers=auto is another one on each machine", fix="e.g. --set workers=2")
     return settings.algorithm if settings.workers == 1 else f"{settings.algorithm}-w{settings.workers}"
+
+
+_DRIVING = ("decision_interval", "max_steps", "action")
+_DRIVING_BLOCKS = ("scenario.", "simulator.", "envelope.", "reward.near_miss.")
+_NOT_DRIVING = ("demand.rate_", "demand.ramp_")
 
 
 def _driven_in(settings: RunSettings) -> str:
@@ -112,6 +128,11 @@ class Wanted:
         for name in (*self.only, *filter(None, self.budget_minutes)):
             if name not in known:
                 raise ConfigError(f"the benchmark has no {name!r}", fix=f"there are: {', '.join(known)}")
+        for name in filter(None, self.budget_minutes):
+            if name not in LEARNERS:
+                raise ConfigError(
+                    f"--budget-minutes: {name} is a driver without training", fix=f"learners: {', '.join(LEARNERS)}"
+                )
         if not self.densities or min(self.densities) <= 0.0:
             raise ConfigError("--densities are vehicles per hour and lane, above 0", fix="e.g. --densities 200,300")
 

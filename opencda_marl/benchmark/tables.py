@@ -73,7 +73,10 @@ def missing(
     densities: Sequence[float],
     entrants: Sequence[str] = (*LEARNERS, *CONTROLLERS),
 ) -> list[str]:
-    """A line for each thing that the whole benchmark would have and these results do not."""
+    """A line for each thing that the whole benchmark would have and these results do not.
+
+    Of runs of one's own (`own`) only densities are asked, not the benchmark's numbers of vehicles and training seeds.
+    """
     lines = []
     together = [result["policy"] for result in results if result["kind"] == "learner"]  # mappo-w2 is an entrant, too
     for policy in dict.fromkeys((*entrants, *together)):
@@ -85,6 +88,9 @@ def missing(
             absent = [density_key(rate) for rate in densities if density_key(rate) not in result.get("densities", {})]
             if absent:
                 lines.append(f"{result['name']}: not measured at {', '.join(absent)} vph")
+        own = [result for result in own if not result.get("own")]
+        if not own:
+            continue
         few = [f"{key}" for key in map(density_key, densities) for r in own if 0 < _vehicles(r, key) < _ENOUGH]
         if few:
             lines.append(f"{policy}: fewer than {_ENOUGH:,} vehicles at {', '.join(dict.fromkeys(few))} vph")

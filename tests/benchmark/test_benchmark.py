@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from results_by_hand import answer
 
 from opencda_marl.benchmark import generalise as generalisation
 from opencda_marl.benchmark import measure
-from opencda_marl.benchmark.measure import Measurement, left
+from opencda_marl.benchmark.measure import Measurement
 from opencda_marl.benchmark.plan import CONTROLLERS, DENSITIES, FIRST_SEED, LEARNERS, Entrant, Wanted, make_cells
 from opencda_marl.benchmark.results import read_results
+from opencda_marl.benchmark.standing import left
 from opencda_marl.config import load_profile
 from opencda_marl.core.errors import ConfigError, Interrupted, OpenCDAError
 from opencda_marl.launch.folder import MatrixFolder
@@ -136,6 +138,8 @@ def test_killed_and_typed_again_it_does_what_is_left(tmp_path: Path, monkeypatch
         assert sorted(result["densities"]) == ["200", "300"]
         assert "host" not in result["machine"]
         assert result["command"] == "type this"
+        assert result["settings"]["decision_interval"] == 10
+        assert "learner.epochs" not in result["settings"], "a driver without learning does not depend on it"
 
 
 def test_more_traffic_or_other_settings_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +155,19 @@ def test_more_traffic_or_other_settings_are_measured_again(tmp_path: Path, monke
     (row,) = left(small, entrants, MatrixFolder(tmp_path / "out"), tmp_path / "results")
     assert (row["state"], row["again"]) == ("evaluate", True)
     assert _measure(tmp_path, small) == ["random"]
+
+
+def test_the_setting_that_differs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "run_all", _Children())
+    small = Wanted(only=("random",), densities=(300.0,), episodes=5)
+    _measure(tmp_path, small)
+    _, (entrant,) = make_cells(small)
+    slower = replace(entrant.settings, envelope=replace(entrant.settings.envelope, comfort_braking=2.0))
+    (row,) = left(small, [replace(entrant, settings=slower)], MatrixFolder(tmp_path / "out"), tmp_path / "results")
+    old = entrant.settings.envelope.comfort_braking
+    assert row["differs"] == [f"envelope.comfort_braking: {old} in the file, 2.0 wanted"]
+    (row,) = left(small, [entrant], MatrixFolder(tmp_path / "out"), tmp_path / "results")
+    assert (row["state"], row["differs"]) == ("done", [])
 
 
 def test_a_learner_is_trained_first(tmp_path: Path) -> None:

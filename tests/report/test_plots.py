@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from opencda_marl.assemble import make_roads
 from opencda_marl.core.errors import StorageError
 from opencda_marl.core.state import FIELDS, Ending, Field
-from opencda_marl.plots import _minutes_above, learning_plot, pooled, rolling, traffic_plot
+from opencda_marl.plots import (
+    _minutes_above,
+    density_plot,
+    learning_plot,
+    pooled,
+    profile_plot,
+    rolling,
+    traffic_plot,
+)
 from opencda_marl.settings.run import RunSettings
 
 
@@ -119,3 +128,30 @@ def test_traffic(tmp_path: Path, vehicles: int) -> None:
         "end_ending": np.full(ended, int(Ending.COLLIDED), np.int8),
     }
     assert _looks_like_something(traffic_plot(roads, tracks, 0.05, "title", tmp_path / "traffic.png"))
+
+
+@pytest.mark.parametrize("count", [1, 14, 40])
+@pytest.mark.parametrize("which", ["densities", "profiles"])
+def test_a_legend_covers_nothing_and_no_two_lines_look_alike(
+    which: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"entrant-{index}-with-a-rather-long-name" for index in range(count)]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, _out: drawn.append(self))
+    if which == "densities":
+        own = {name: {100.0: [0.1, 0.2], 200.0: [0.3]} for name in names}
+        density_plot({"collision_rate": own, "through_rate": own, "mean_delay_s": own}, tmp_path / "x.png")
+    else:
+        profile_plot({name: np.array([[0.9, 0.8]]) for name in names}, tmp_path / "x.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == count
+    assert all(not box.overlaps(axis.get_tightbbox()) for axis in figure.axes)
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= figure.bbox.x1 + 1
+    assert all(axis.get_window_extent().width > 150 for axis in figure.axes)
+    looks = {(line.get_color(), line.get_linestyle()) for line in legend.get_lines()}
+    assert len(looks) == count
