@@ -28,11 +28,13 @@ setup: $(STAMP) ## .venv with everything that training and tests need
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 found: install it, or name one: make setup PYTHON=…" >&2; exit 1; }
-	@echo "installing into .venv (some minutes the first time)"
+	@echo "installing into .venv: PyTorch, SUMO and what tests need are downloaded, about four minutes the first time;" \
+		"nothing is shown until that is done"
 	@test -e "$@" || "$(PYTHON)" -m venv --clear .venv
-	$(PY) -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@began=$$(date +%s); $(PY) -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]' && \
+		echo "installed in $$(( $$(date +%s) - began )) s"
 	@touch "$@"
-	@echo "installed: make train trains and shows a first policy; .venv/bin/opencda-marl --help lists the rest"
+	@echo "next: make train trains and shows a first policy; .venv/bin/opencda-marl --help lists the rest"
 
 train: setup ## train the quickstart profile for five minutes, then compare it with four controllers
 	$(PY) -m opencda_marl.cli run -t sumo-marl/intersection/quickstart

@@ -197,7 +197,7 @@ def _train(console: Console, **wanted: Any) -> dict[str, Any]:
     from opencda_marl.train import train
 
     with TrainingDisplay(console) as display:
-        result = train(**wanted, listener=display, report=lambda folder: report_on(console, folder))
+        result = train(**wanted, listener=display, report=lambda folder, stop: report_on(console, folder, stop))
     if not result.settings.evaluation.final:
         from opencda_marl.core.verdict import in_words
         from opencda_marl.report import next_line

@@ -198,7 +198,7 @@ class TrainingDisplay:
         done.add_row(
             ProgressBar(total=1.0, completed=self._progress, width=40),
             f"{100 * self._progress:.0f} %",
-            f"{seconds(self._eta)} left",
+            "" if self._eta is None else f"{seconds(self._eta)} left",
             str(self._status.get("phase", "starting")),
             f"best: {self._status['best']}" if "best" in self._status else "",
         )

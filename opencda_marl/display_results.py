@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from opencda_marl.config import from_run_folder
+from opencda_marl.core.errors import Interrupted
 from opencda_marl.core.run_folder import RunFolder
-from opencda_marl.core.speech import counted, number, percent, seconds
+from opencda_marl.core.speech import about, counted, number, percent, seconds
+from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.verdict import in_words
 from opencda_marl.display import show_facts, show_table, unheard
+from opencda_marl.outlook import table_episodes, table_seconds
 
 if TYPE_CHECKING:
     from opencda_marl.report import Report
@@ -67,23 +72,55 @@ def following(
         yield tell
 
 
-def report_on(console: Console, folder: RunFolder) -> None:
-    """The end of a run: its final table and plots are made and shown, and kept in its log."""
-    from opencda_marl.report import final_report
+def report_on(console: Console, folder: RunFolder, stop: StopRequest) -> None:
+    """The end of a run: its final table and plots are made and shown, and kept in its log.
 
-    with following(console) as tell:
+    A table that is there already, of the same training, is shown again. Ctrl-C leaves the table out, and the run is
+    finished all the same.
 
-        def progress(what: str, done: int, total: int) -> None:
-            with unheard(console):
-                tell(what, done, total)
-            folder.beat("evaluating", evaluating=what, episodes_done=done, episodes_in_all=total)
+    Raises:
+        Interrupted: something else than Ctrl-C asked to stop.
+    """
+    from opencda_marl.report import final_report, kept_report, next_line
 
-        report = final_report(folder.path, progress=progress)
+    report = kept_report(folder.path)
+    if report is None:
+        _say(console, folder, _announced(folder.path))
+        with following(console) as tell:
+
+            def progress(what: str, done: int, total: int) -> None:
+                with unheard(console):
+                    tell(what, done, total)
+                folder.beat("evaluating", evaluating=what, episodes_done=done, episodes_in_all=total)
+
+            try:
+                report = final_report(folder.path, progress=progress, stop=stop)
+            except Interrupted as left_out:
+                if stop.by != signal.SIGINT:  # whoever ends processes by SIGTERM wants to go on later
+                    raise
+                _say(console, folder, f"{left_out.message}; {left_out.fix}")
+                _say(console, folder, next_line(folder.path))
+                return
     with unheard(console):
         show_report(console, report)
     text = io.StringIO()
     show_report(Console(file=text, width=200, highlight=False), report)
     folder.log(text.getvalue().strip())
+
+
+def _announced(run: Path) -> str:
+    """What comes after training, how long it takes, and how to do without."""
+    settings = from_run_folder(run)
+    takes = table_seconds(settings)
+    how_long = "" if takes is None else f", {about(takes)}"
+    episodes = counted(table_episodes(settings), "episode")
+    return f"now the table: at most {episodes} of held-out traffic{how_long}; Ctrl-C leaves it out"
+
+
+def _say(console: Console, folder: RunFolder, line: str) -> None:
+    with unheard(console):
+        console.print(line, markup=False, soft_wrap=True)
+    folder.log(line)
 
 
 def show_report(console: Console, report: Report) -> None:
@@ -92,7 +129,10 @@ def show_report(console: Console, report: Report) -> None:
 
     rows = [[cell(name, row.get(name)) for name in COLUMNS] for row in report.rows]
     console.print()
-    show_table(console, list(COLUMNS.values()), rows, title="Held-out traffic, the same for everybody")
+    title = "Held-out traffic, the same for everybody"
+    if report.kept:
+        title += " (made before; nothing was trained since)"
+    show_table(console, list(COLUMNS.values()), rows, title=title)
     console.print()
     for line in report.verdict:
         console.print(line, markup=False, soft_wrap=True)

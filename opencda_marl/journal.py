@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from opencda_marl import __version__
-from opencda_marl.core.budget import Budget
+from opencda_marl.core.budget import Budget, Pace
 from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import CheckpointError, OpenCDAError
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
@@ -187,7 +187,9 @@ class Journal:
         self._metrics: list[dict[str, Any]] = []  # of the episode under way
         self._acted = learner.counters.acting_steps
         self._since = self._started = time.perf_counter()
-        self._from = self._budget.used(done.episodes, done.env_steps, done.wall_s)
+        self._pace = Pace(self._budget, done.episodes, done.env_steps)
+        self._updates = learner.counters.updates_performed  # before this process began
+        self._compiled = 0.0  # [s] that went into compiling
         self._next_beat = 0.0
         self._slow_updates = False
         self._update_began = 0.0
@@ -290,7 +292,9 @@ class Journal:
             line = {"kind": "update", "episode": self.episode}
             line |= {"env_steps": self.done.env_steps + self._crew.size * self.steps}
             self._metrics.append({**line, **asdict(self._learner.counters), **losses})
-        self._slow_updates = time.perf_counter() - self._update_began > _SLOW
+        lasted = time.perf_counter() - self._update_began
+        self._slow_updates = lasted > _SLOW
+        self._compiled += lasted if self.compiling else 0.0
         if self._mode == "auto" or (self.compiling and self._mode == "cuda_graph"):  # both were measured beside eager
             self._settle()
         self.compiling = False
@@ -336,10 +340,16 @@ class Journal:
             self.collect_evaluations()
         self._line = parts[-1].line
         progress = self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s)
-        pace = (progress - self._from) / (self._since - self._started)
+        left = self._pace.left(
+            self.done.episodes,
+            self.done.env_steps,
+            self.done.wall_s,
+            elapsed=self._since - self._started - self._compiled,
+            updates=self._learner.counters.updates_performed - self._updates,
+        )
         with self._spans("log"):
             for part in parts:
-                self._listener(EpisodeDone(part.line, progress, (1.0 - progress) / pace if pace > 0 else None))
+                self._listener(EpisodeDone(part.line, progress, left))
 
     def save(self, *, judged: bool = True) -> None:
         """Bring the boundary's state to the disk, unless it is there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from opencda_marl.config import from_run_folder
 from opencda_marl.core.checkpoint import Checkpoints
 from opencda_marl.core.children import run_all
 from opencda_marl.core.errors import CheckpointError, Interrupted, StorageError
-from opencda_marl.core.files import storage_error, write_whole, writing
+from opencda_marl.core.files import read_regular, storage_error, write_whole, writing
 from opencda_marl.core.machine import cores
 from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, typed
 from opencda_marl.core.stopping import StopRequest
@@ -35,6 +36,7 @@ __all__ = [
     "driven_in",
     "episodes_of",
     "final_report",
+    "kept_report",
     "markdown",
     "next_line",
 ]
@@ -69,10 +71,40 @@ class Report:
     next: str  # one line: where everything is, what to type next
     notes: list[str] = field(default_factory=list)  # what could not be written
     verdict: list[str] = field(default_factory=list)  # whom the policy beats, and whom it does not
+    kept: bool = False  # it was made before, and nothing was trained since
+
+
+def kept_report(run: Path) -> Report | None:
+    """The report that an earlier end of this run left, if nothing was trained since; None: there is none."""
+    table = run / "plots" / "comparison.json"
+    latest = Checkpoints(run / "checkpoints").find("latest")
+    if latest is None or not table.is_file():
+        return None
+    try:
+        rows = json.loads(read_regular(table))
+        whole = all(COLUMNS.keys() <= {*row} and row["trained_episodes"] == _episode(latest) for row in rows)
+        checkpoint = run / "checkpoints" / Path(rows[0]["checkpoint"]).name
+        if not whole or not checkpoint.is_dir():
+            return None
+        verdict = in_words(judge(rows, rows[0]["policy"]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):  # of an earlier version, or edited: it is made again
+        return None
+    plots = [file for name in ("learning", "traffic") if (file := run / "plots" / f"{name}.png").is_file()]
+    made = table.with_suffix(".md")
+    following = next_line(run, checkpoint)
+    return Report(rows, checkpoint, made if made.is_file() else None, plots, following, verdict=verdict, kept=True)
+
+
+def _episode(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
 
 
 def final_report(
-    run: Path, *, progress: Callable[[str, int, int], None] | None = None, workers: int | None = None
+    run: Path,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    workers: int | None = None,
+    stop: StopRequest | None = None,
 ) -> Report:
     """Choose a checkpoint on the selection seeds, measure it beside the controllers on the held-out ones, draw.
 
@@ -80,6 +112,7 @@ def final_report(
         run: the run folder; its settings say which seeds, rates and controllers.
         progress: hears what is being done, and how many of how many episodes are.
         workers: child processes at once; None: one a core.
+        stop: whether somebody asked to stop; None: signals are heard from here on.
 
     Raises:
         CheckpointError: the run has no checkpoint.
@@ -88,39 +121,39 @@ def final_report(
         OpenCDAError: an evaluation failed.
     """
     try:
-        return _report(run, progress or _deaf, max(1, workers or cores()))
+        with nullcontext(stop) if stop is not None else StopRequest() as heard:
+            return _report(run, progress or _deaf, max(1, workers or cores()), heard)
     except BrokenPipeError:  # whoever read our output is gone: that is no matter of the disk
         raise
     except OSError as error:
         raise storage_error(error, run) from error
 
 
-def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int) -> Report:
+def _report(run: Path, tell: Callable[[str, int, int], None], at_once: int, stop: StopRequest) -> Report:
     settings = from_run_folder(run)
     if settings.simulator.backend in WITH_SERVER:
         at_once = 1  # a server has one clock
-    with StopRequest() as stop:
 
-        def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
-            files = [progress_file(run, name) for name in requests]
-            total = sum(episodes_of(request) for request in requests.values())
-            for file in files:  # of an earlier table
-                file.unlink(missing_ok=True)
+    def jobs(requests: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
+        files = [progress_file(run, name) for name in requests]
+        total = sum(episodes_of(request) for request in requests.values())
+        for file in files:  # of an earlier table
+            file.unlink(missing_ok=True)
 
-            def going_on(_done: int) -> bool:
-                tell(what, sum(map(driven_in, files)), total)
-                return not stop.requested()
+        def going_on(_done: int) -> bool:
+            tell(what, sum(map(driven_in, files)), total)
+            return not stop.requested()
 
-            found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
-            if stop.requested():
-                raise Interrupted(
-                    "the table was not finished; training was, and is saved",
-                    fix=f"for the table: opencda-marl run --resume {typed(run)}",
-                )
-            return found
+        found = run_all(_MODULE, requests, folder=run / "evaluations", workers=at_once, going_on=going_on)
+        if stop.requested():
+            raise Interrupted(
+                "the table is left out; training is done, and saved",
+                fix=f"for the table: opencda-marl run --resume {typed(run)}",
+            )
+        return found
 
-        checkpoint = choose_checkpoint(run, settings, jobs)
-        rows = _measure(run, settings, checkpoint, jobs)
+    checkpoint = choose_checkpoint(run, settings, jobs)
+    rows = _measure(run, settings, checkpoint, jobs)
     tell("plots", 0, 0)
     made: list[Path] = []
     notes: list[str] = []
@@ -223,7 +256,9 @@ def _measure(
     # The dear ones first: whoever starts last should not need longest.
     answers = jobs(dict(sorted(requests.items(), key=lambda item: item[0] not in _DEAR)), "held-out traffic")
     label = f"{settings.algorithm} ({checkpoint.name})"
-    return [{**row, "policy": label if name == "policy" else name} for name in requests for row in answers[name]]
+    latest = Checkpoints(run / "checkpoints").find("latest") or checkpoint
+    of = {"trained_episodes": _episode(latest)}
+    return [{**row, "policy": label if name == "policy" else name, **of} for name in requests for row in answers[name]]
 
 
 def _draw_traffic(run: Path, settings: RunSettings, policy: str) -> Path:

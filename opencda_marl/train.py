@@ -48,7 +48,7 @@ from opencda_marl.core.run_folder import RunFolder, best_checkpoint, read_episod
 from opencda_marl.core.simulator import SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec, Step
-from opencda_marl.core.speech import Speech, counted
+from opencda_marl.core.speech import Speech
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.torchrun import Place, launched
 from opencda_marl.crew import (
@@ -66,6 +66,7 @@ from opencda_marl.crew import (
 from opencda_marl.env.driving import DrivingEnv
 from opencda_marl.journal import Done, Journal, Recorder, recorded
 from opencda_marl.nn.native import why_not_kept
+from opencda_marl.outlook import identity, plan, stopped_by_the_clock, used_up
 from opencda_marl.settings.networks import NetworkSettings
 from opencda_marl.settings.run import RunSettings
 
@@ -91,6 +92,7 @@ class TrainResult:
     settings: RunSettings
     last: dict[str, Any]  # the last episode's line
     summary: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what is to be known of its end, and stands under its table again
 
 
 def run_loop(
@@ -133,7 +135,7 @@ def run_loop(
             journal.advance(step.steps)
             if learner.ready(step) and crew.meet("update", journal.counted) == "update":
                 _learn(learner, step, journal, spans, crew)
-            if stop.requested():
+            if stop.requested() and not step.done:  # an episode that is over is no loss
                 return
         while (agreed := crew.meet("end", journal.counted, over=journal.ending)) == "update":
             _learn(learner, step, journal, spans, crew)  # others are not that far
@@ -160,7 +162,7 @@ def train(
     listener: Listener | None = None,
     profile: str | None = None,
     root: Path = Path("runs"),
-    report: Callable[[RunFolder], None] | None = None,
+    report: Callable[[RunFolder, StopRequest], None] | None = None,
 ) -> TrainResult:
     """Train until the budget is used up.
 
@@ -172,7 +174,8 @@ def train(
         listener: hears events; for display.
         profile: name of the profile, for the record.
         root: where runs live.
-        report: makes what the run ends with, if `evaluation.final`; the run is not over before, and stays locked.
+        report: makes what the run ends with, if `evaluation.final`; the run is not over before, and stays locked. It
+            hears of signals from the second argument.
 
     Raises:
         Interrupted: somebody asked to stop; what is lost and how to go on is in the message.
@@ -205,13 +208,15 @@ def train(
             folder.write_config(to_yaml(settings))
             folder.write_run(_facts(settings, profile, None if policy is None else policy.path))
         try:
-            result = _run(folder, settings, stop, hear, place)
+            result = _run(folder, settings, stop, hear, place, table=report is not None and settings.evaluation.final)
         finally:
             hear.rest()
         if report is not None and settings.evaluation.final:
             # training is done, whatever happens to the report
             folder.beat("evaluating", episode=result.summary["episodes"], step=0, progress=1.0, **result.summary)
-            report(folder)
+            report(folder, stop)
+            for note in result.notes:  # before the table it was seen by those only who watched
+                hear(Note(note))
         folder.beat("finished", progress=1.0, **result.summary)
         return result
 
@@ -240,7 +245,7 @@ def _forgotten(folder: RunFolder, hear: _Telling, *, made: bool, kept: bool) -> 
 
 
 def _run(
-    folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener, place: Place | None
+    folder: RunFolder, settings: RunSettings, stop: StopRequest, hear: Listener, place: Place | None, *, table: bool
 ) -> TrainResult:
     """From the files of a run folder to the end of its budget."""
     spans = Spans(enabled=settings.recording.spans)
@@ -261,7 +266,8 @@ def _run(
                 # before the checkpoint is read: it leaves no trace in a fresh learner
                 warm_up(settings, simulator, learner)
                 done, start = _restore(folder, learner, facts, env, crew.size)
-                _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, hear)
+                planned = plan(settings, done=done.episodes, table=table)
+                _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, planned, hear)
                 journal = Journal(folder, settings, env.observation_spec, learner, spans, done, hear, crew)
                 with closing(journal):
                     journal.boundary = learner.state() if done.episodes == 0 and crew.size == 1 else None
@@ -274,10 +280,10 @@ def _run(
                         _stopped(folder, journal)
                     result = _finish(folder, settings, journal, stop)
                     hear(Finished(result.summary))
-                    _say_why(folder, settings, journal, hear, nothing_left=nothing_left)
-                    if learner.counters.updates_performed == 0 and not (nothing_left or journal.out_of_time):
-                        hear(Note(_UNLEARNED))
-                    return result
+                    notes = _end_in_words(folder, settings, journal, learner, nothing_left=nothing_left)
+                    for note in notes:
+                        hear(Note(note))
+                    return replace(result, notes=notes)
 
 
 def _crew(
@@ -356,25 +362,20 @@ def _again(folder: RunFolder, fix: str | None) -> str:
     return f"{fix}; then continue with: {command}" if fix else f"continue with: {command}"
 
 
-def _say_why(folder: RunFolder, settings: RunSettings, journal: Journal, hear: Listener, *, nothing_left: bool) -> None:
-    """Say so when the clock ended the run, or when there was nothing to do; run.json must not promise more."""
-    if not (journal.out_of_time or nothing_left):
-        return
-    done = journal.done
-    by_steps = settings.max_episodes is None and settings.max_env_steps is not None
-    unit, count, budget = ("episode", done.episodes, settings.max_episodes)
-    if by_steps:
-        unit, count, budget = ("step", done.env_steps, settings.max_env_steps)
-    stands = counted(count, unit)
-    more = f"{'max_env_steps' if by_steps else 'max_episodes'}={2 * count}"
-    if settings.max_minutes is not None and (journal.out_of_time or not journal.exact):
-        more = f"max_minutes={3 * settings.max_minutes:g}"
-    if journal.out_of_time and budget is not None:
-        stands = f"stopped by max_minutes at {count} of {counted(budget, unit)}"
-        told = f"{stands}: another run of this config ends where its own clock says"
+def _end_in_words(
+    folder: RunFolder, settings: RunSettings, journal: Journal, learner: Learner, *, nothing_left: bool
+) -> tuple[str, ...]:
+    """What a person may not expect of the end: the clock, a budget that was used up, a policy that never learned.
+
+    Where the clock ended the run, run.json must not promise an equal second one.
+    """
+    count = (journal.done.episodes, journal.done.env_steps)
+    if journal.out_of_time:
+        told = f"{stopped_by_the_clock(settings, *count)}: another run of this config ends where its own clock says"
         folder.write_run({**read_run(folder.path), "identity": told})
-    said = f"nothing was trained, the budget is used up: {stands}" if nothing_left else stands
-    hear(Note(f"{said}; go on with: opencda-marl run --resume {typed(folder.path)} {more}"))
+    if journal.out_of_time or nothing_left:
+        return (used_up(settings, folder.path, *count, by_clock=journal.out_of_time, nothing=nothing_left),)
+    return (_UNLEARNED,) if learner.counters.updates_performed == 0 else ()
 
 
 def _finish(folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest) -> TrainResult:
@@ -483,18 +484,10 @@ def _facts(settings: RunSettings, profile: str | None, init_from: Path | None) -
         "hashes": {"config": config_hash(settings)},
         "workers": settings.workers,
         "threads": settings.threads,
-        "identity": _identity(settings),
+        "identity": identity(settings),
         "init_from": None if init_from is None else str(init_from.resolve()),
         "resumed": [],
     }
-
-
-def _identity(settings: RunSettings) -> str:
-    """What can be said in advance of a second run of these settings."""
-    if settings.max_episodes is None and settings.max_env_steps is None:
-        return "max_minutes alone steers the learning rate here: two runs differ, because clocks do"
-    equal = "two runs of this config, with the same update_mode, workers and threads, are equal bit for bit"
-    return equal if settings.max_minutes is None else f"{equal}, as far as max_minutes lets both of them go"
 
 
 def _announce(
@@ -504,6 +497,7 @@ def _announce(
     world: tuple[SimulatorInfo, ObservationSpec],
     learner: Learner,
     done: Done,
+    planned: str,
     hear: Listener,
 ) -> None:
     """The init line: to run.json, log.txt and the listener; what was noted is said once."""
@@ -523,8 +517,8 @@ def _announce(
     again = {"episode": done.episodes, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions()}
     resumed = [*facts["resumed"], again] if "init" in facts else facts["resumed"]
     folder.write_config(to_yaml(settings))
-    folder.write_run(with_forms({**facts, "identity": _identity(settings), "init": init, "resumed": resumed}, init))
-    hear(Started(folder.path, init, done.episodes))
+    folder.write_run(with_forms({**facts, "identity": identity(settings), "init": init, "resumed": resumed}, init))
+    hear(Started(folder.path, init, done.episodes, planned))
     if described.get("acting_device") == "cpu" and (form := str(described.get("actor_form"))).startswith("torch ("):
         both = " and updates go" if str(described.get("update_passes")).startswith("torch (") else " goes"
         notes.append(f"acting{both} through torch, which is slower than C++: {form[7:-1]}")

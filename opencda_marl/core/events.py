@@ -17,6 +17,7 @@ class Started:
     run_dir: Path
     init: dict[str, Any]  # the init line: backend, algorithm, device, threads, encoder, update_mode, …
     episode: int  # done before, 0 for a fresh run
+    plan: str = ""  # until when it trains, on what traffic, and what comes then
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class EpisodeDone:
 
     line: dict[str, Any]
     progress: float  # of the budget, 0 to 1
-    eta_s: float | None  # [s] of training left
+    eta_s: float | None  # [s] of training left; None: nothing was updated yet, so nobody knows
 
 
 @dataclass(frozen=True, slots=True)

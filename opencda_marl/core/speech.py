@@ -9,9 +9,10 @@ from typing import Any
 from opencda_marl.core.events import EpisodeDone, Evaluated, Finished, Note, Started, TrainEvent
 from opencda_marl.core.spans import SPANS
 
-__all__ = ["Speech", "averages", "counted", "number", "percent", "plain", "seconds", "spans_in_words"]
+__all__ = ["Speech", "about", "averages", "counted", "number", "percent", "plain", "seconds", "spans_in_words"]
 
 _EVERY = 10.0  # [s] between two lines of episodes
+_DEAREST = 3  # spans in a line of episodes; all of them are in episodes.jsonl
 
 _INIT = (
     "algorithm",
@@ -50,6 +51,16 @@ def seconds(value: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def about(value: float) -> str:
+    """A duration [s] that is only roughly known: `about 2 minutes`."""
+    if value < 45.0:
+        return "less than a minute"
+    minutes = round(value / 60.0)
+    if minutes < 100:
+        return "about a minute" if minutes == 1 else f"about {minutes} minutes"
+    return f"about {minutes / 60.0:.0f} hours"
+
+
 def plain(text: str) -> str:
     """A text on one line of a terminal: line breaks, ESC and the like as they are written in Python."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
@@ -81,9 +92,10 @@ class Speech:
                 self._unsaid.append(line)
                 self._progress, self._eta = progress, eta
                 return self.rest() if self._clock() - self._said_at >= _EVERY else []
-            case Started(run_dir, init, episode):
+            case Started(run_dir, init, episode, plan):
                 chosen = "  ".join(f"{key}={init[key]}" for key in _INIT if key in init)
-                return [f"{'resumed' if episode else 'run'}: {run_dir}", f"init: {chosen}"]
+                begun = [f"{'resumed' if episode else 'run'}: {run_dir}", f"init: {chosen}"]
+                return [*begun, f"plan: {plan}"] if plan else begun
             case Evaluated(episode, rows):
                 found = ", ".join(f"{percent(r['success_rate'])} % at {number(r['rate_vph'], 0)} vph" for r in rows)
                 return [f"held-out traffic, policy of episode {episode}: success {found}"]
@@ -105,14 +117,17 @@ class Speech:
             f"episode {last['episode']}  {number(mean['rate'], 0)} vph  return {number(mean['return'], 2)}  "
             f"success {percent(mean['success'])} %  collisions {percent(mean['collisions'])} %  "
             f"delay {number(mean['delay'])} s  {number(mean['ms'], 2)} ms/step "
-            f"({spans_in_words(mean['spans'], ' ')})  "
-            f"{percent(self._progress)} % done, {seconds(self._eta)} left"
+            f"({spans_in_words(mean['spans'], ', ', most=_DEAREST)})  "
+            f"{percent(self._progress)} % done{'' if self._eta is None else f', {seconds(self._eta)} left'}"
         ]
 
 
-def spans_in_words(spans: Mapping[str, float], between: str) -> str:
-    """Milliseconds by span, without those that are next to nothing."""
-    return between.join(f"{name} {value:.2f}" for name, value in spans.items() if value >= 0.005)
+def spans_in_words(spans: Mapping[str, float], between: str, *, most: int | None = None) -> str:
+    """Milliseconds by span, without those that are next to nothing; of `most` the dearest alone, the dearest first."""
+    shown = {name: value for name, value in spans.items() if value >= 0.005}
+    if most is not None:
+        shown = dict(sorted(shown.items(), key=lambda item: -item[1])[:most])
+    return between.join(f"{name} {value:.2f}" for name, value in shown.items())
 
 
 def averages(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._requested = False
+        self.by: int | None = None  # the first signal
         self._before: dict[int, Any] = {}
 
     def requested(self) -> bool:
@@ -53,4 +54,5 @@ class StopRequest:
         if self._requested and number != signal.SIGHUP:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        self.by = self.by or number
         self._requested = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,9 +17,10 @@ import yaml
 from said import Said
 
 from opencda_marl.config import from_yaml, load_profile, to_yaml
-from opencda_marl.core.errors import CheckpointError
+from opencda_marl.core.errors import CheckpointError, Interrupted
 from opencda_marl.core.events import Note
 from opencda_marl.core.metrics import pool
+from opencda_marl.core.stopping import StopRequest
 from opencda_marl.settings.run import RunSettings
 
 Typed = Callable[..., Said]
@@ -37,14 +40,13 @@ class Folder:
 
     path: Path
     said: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
 
     def beat(self, phase: str, **_: Any) -> None:
         self.said.append(phase)
 
     def log(self, text: str) -> None:
-        assert self.said == ["evaluating", "evaluating"]
-        assert text.startswith("Held-out traffic, the same for everybody\npolicy")
-        assert "type this next" in text
+        self.logged.append(text)
 
 
 class Owner(ModuleType):
@@ -79,16 +81,25 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Owner]:
 @pytest.fixture
 def trainer(stand_in: Callable[..., Owner], tmp_path: Path) -> Owner:
     def train(
-        *, settings: RunSettings, listener: Callable[[Any], None], report: Callable[[Folder], None], **_: Any
+        *,
+        settings: RunSettings,
+        listener: Callable[[Any], None],
+        report: Callable[[Folder, StopRequest], None],
+        **_: Any,
     ) -> Result:
         print("what a library prints")  # noqa: T201
         listener(Note("something to know"))
         if settings.evaluation.final:
-            report(Folder(tmp_path / "runs/x"))
+            owner.folder = Folder(tmp_path / "runs/x")
+            owner.folder.path.mkdir(parents=True)
+            (owner.folder.path / "config.yaml").write_text(to_yaml(settings))
+            report(owner.folder, owner.stop)
         return Result(tmp_path / "runs/x", replace(settings), {"episode": 3, "return": 1.5})
 
     stand_in("report", next_line=lambda run: f"Everything is in {run}.")
-    return stand_in("train", train=train)
+    owner = stand_in("train", train=train)
+    owner.stop = StopRequest()
+    return owner
 
 
 # --- run
@@ -156,32 +167,81 @@ def test_run_says_which_blocks_are_ignored(typed: Typed, trainer: Owner, tmp_pat
     assert "'mappo'" in typed("config", "show", "-t", "p", "--config-root", str(tmp_path)).out
 
 
-def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[..., Owner], tmp_path: Path) -> None:
-    @dataclass
-    class Report:
-        rows: list[dict[str, Any]]
-        table: Path
-        plots: list[Path]
-        next: str
-        notes: list[str]
-        verdict: list[str]
+@dataclass
+class Report:
+    rows: list[dict[str, Any]]
+    table: Path
+    plots: list[Path]
+    next: str
+    notes: list[str]
+    verdict: list[str]
+    kept: bool = False
 
-    def final_report(run: Path, *, progress: Callable[[str, int, int], None]) -> Report:
-        progress("held-out traffic", 0, 120)
-        progress("held-out traffic", 40, 120)
-        return Report(
-            [{"policy": "random", "success_rate": 0.43}],
-            run / "t.md",
-            [run / "learning.png"],
-            "type this next",
-            ["note: the disk is full"],
-            ["does NOT beat full speed"],
-        )
 
-    report = stand_in("report", final_report=final_report, cell=lambda name, value: f"{value}")
-    report.COLUMNS = {"policy": "policy", "success_rate": "success %"}
+def _report(run: Path, *, kept: bool = False) -> Report:
+    return Report(
+        [{"policy": "random", "success_rate": 0.43}],
+        run / "t.md",
+        [run / "learning.png"],
+        "type this next",
+        ["note: the disk is full"],
+        ["does NOT beat full speed"],
+        kept,
+    )
+
+
+def _reporter(stand_in: Callable[..., Owner], **functions: Callable[..., Any]) -> None:
+    owner = stand_in("report", cell=lambda name, value: f"{value}", next_line=lambda run: "type this", **functions)
+    owner.COLUMNS = {"policy": "policy", "success_rate": "success %"}
+
+
+def test_a_table_that_is_there_is_shown_again(typed: Typed, trainer: Owner, stand_in: Callable[..., Owner]) -> None:
+    _reporter(stand_in, kept_report=lambda run: _report(run, kept=True), final_report=lambda *_, **__: pytest.fail())
     said = typed("run", "-t", QUICKSTART)
     assert said.code == 0, said.err
+    assert "0.43" in said.out
+    assert "made before; nothing was trained since" in said.out
+    assert "now the table" not in said.out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 130)])
+def test_ctrl_c_leaves_the_table_out_and_nothing_else_does(
+    typed: Typed, trainer: Owner, stand_in: Callable[..., Owner], number: int, code: int
+) -> None:
+    """Whoever presses it has a finished run; whoever sends SIGTERM (a launcher) goes on later."""
+
+    def final_report(_run: Path, *, progress: Any, stop: StopRequest) -> Report:
+        with stop:
+            os.kill(os.getpid(), number)
+        assert stop.requested()
+        raise Interrupted("the table is left out", fix="for the table: opencda-marl run --resume x")
+
+    _reporter(stand_in, final_report=final_report, kept_report=lambda run: None)
+    said = typed("run", "-t", QUICKSTART)
+    assert said.code == code, said.err
+    assert "for the table: " in (said.out if code == 0 else said.err)
+    if code == 0:
+        assert "the table is left out" in said.out
+        assert "type this" in said.out
+        assert "the table is left out" in trainer.folder.logged[1]
+
+
+def test_the_table_at_the_end(typed: Typed, trainer: Owner, stand_in: Callable[..., Owner], tmp_path: Path) -> None:
+    def final_report(run: Path, *, progress: Callable[[str, int, int], None], stop: StopRequest) -> Report:
+        progress("held-out traffic", 0, 120)
+        progress("held-out traffic", 40, 120)
+        return _report(run)
+
+    _reporter(stand_in, final_report=final_report, kept_report=lambda run: None)
+    said = typed("run", "-t", QUICKSTART)
+    assert said.code == 0, said.err
+    announced, table = trainer.folder.logged
+    assert announced.startswith("now the table: at most 174 episodes of held-out traffic, about ")
+    assert announced.endswith("; Ctrl-C leaves it out")
+    assert announced in said.out
+    assert trainer.folder.said == ["evaluating", "evaluating"]
+    assert table.startswith("Held-out traffic, the same for everybody\npolicy")
+    assert "type this next" in table
     assert said.out.count("held-out traffic: 0 of 120 episodes") == 1
     assert not any(line.endswith(" ") for line in said.out.splitlines())
     for words in (

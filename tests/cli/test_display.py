@@ -34,7 +34,7 @@ def line(episode: int, **more: Any) -> dict[str, Any]:
         "mean_delay_s": 1.5,
         "steps": 2000,
         "wall_s": 1.0,
-        "spans": {"act": 0.5, "tick": 0.25, "log": 0.125},
+        "spans": {"act": 0.5, "tick": 0.25, "store": 0.1, "log": 0.125},
         **more,
     }
 
@@ -64,7 +64,8 @@ def test_a_pipe_gets_a_line_every_ten_seconds_averaged_over_what_came_since() ->
     assert [text.split("  ")[0] for text in said[2:]] == ["episode 1", "episode 4", "episode 7"]
     assert "episode 1  300 vph  return -2.00" in said[2]
     assert "delay 1.5 s" in said[2]
-    assert "0.50 ms/step (tick 0.12 act 0.25 log 0.06)" in said[2]
+    assert "0.50 ms/step (act 0.25, tick 0.12, log 0.06)" in said[2], "the dearest come first"
+    assert "store" not in said[2], "three are enough for a line"
     assert "10.0 % done, 0:30 left" in said[2]
     assert "\x1b" not in out.getvalue()
 
@@ -89,12 +90,13 @@ def test_episodes_in_which_nobody_ended_have_no_rates() -> None:
         nobody = dict.fromkeys(("return", "mean_delay_s"))
         display(EpisodeDone(line(1, arrived=0, collided=0, spans={}, **nobody), 0.0, None))
     assert "success - %" in out.getvalue()
+    assert out.getvalue().endswith("0.0 % done\n"), "time left is not told before it is known"
 
 
 def test_everything_else_is_said_once() -> None:
     console, out = plain()
     with TrainingDisplay(console) as display:
-        display(Started(Path("runs/x"), {}, 4))
+        display(Started(Path("runs/x"), {}, 4, "300 episodes"))
         display(Beat({"phase": "training"}))
         display(Note("[bold]not markup[/bold]"))
         display(Evaluated(5, [{"success_rate": 0.991, "rate_vph": 200.0}, {"success_rate": None, "rate_vph": 300.0}]))
@@ -102,6 +104,7 @@ def test_everything_else_is_said_once() -> None:
         display(Finished({"episodes": 5, "env_steps": 12000, "training_s": 61.0}))
     said = out.getvalue()
     assert "resumed: runs/x" in said
+    assert "plan: 300 episodes\n" in said
     assert "note: [bold]not markup[/bold]" in said
     assert "policy of episode 5: success 99.1 % at 200 vph, - % at 300 vph" in said
     assert "trained: 5 episodes, 12000 steps in 1:01" in said

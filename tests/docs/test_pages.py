@@ -229,6 +229,32 @@ def test_make_finds_its_targets_from_a_path_with_a_space(tmp_path: Path) -> None
     assert "make train" in done.stdout
 
 
+def test_make_says_what_a_quiet_installation_does_and_how_long_it_takes(tmp_path: Path) -> None:
+    import shutil
+
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv/bin/python"
+
+    def setup(pip: str) -> subprocess.CompletedProcess[str]:
+        shutil.rmtree(tmp_path / ".venv", ignore_errors=True)
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\n{pip}\n")
+        python.chmod(0o755)
+        command = ["make", "setup", "PYTHON=true"]  # makes no environment: the one above stands for it
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = setup("exit 0")
+    assert done.returncode == 0, done.stderr
+    before, after, following = done.stdout.splitlines()
+    assert "about four minutes the first time" in before
+    assert re.fullmatch(r"installed in \d+ s", after)
+    assert "make train" in following
+    failed = setup("exit 3")
+    assert failed.returncode != 0
+    assert "installed in" not in failed.stdout
+
+
 def test_the_ci_script_runs_both_suites() -> None:
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & 0o111

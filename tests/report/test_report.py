@@ -17,7 +17,8 @@ from opencda_marl.config import to_yaml
 from opencda_marl.core.errors import CheckpointError, Interrupted, OpenCDAError, StorageError
 from opencda_marl.core.run_folder import RunFolder
 from opencda_marl.core.spec import LearnerState
-from opencda_marl.report import COLUMNS, cell, final_report, markdown, next_line
+from opencda_marl.core.stopping import StopRequest
+from opencda_marl.report import COLUMNS, cell, final_report, kept_report, markdown, next_line
 from opencda_marl.settings.run import EvaluationSettings, RunSettings
 
 _SETTINGS = RunSettings(
@@ -41,6 +42,7 @@ def _run(path: Path, episodes: tuple[int, ...], best: int) -> Path:
 def _row(policy: str, rate: float, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"policy": policy, "rate_vph": rate, "episodes": 1, "vehicles": 30, "throughput_vph": 1234.4}
     row |= {"success_rate": 0.9, "collision_rate": 0.1, "near_miss_rate": None, "mean_delay_s": 2.0}
+    row["checkpoint"] = f"checkpoints/{policy.rpartition('/')[2]}" if "/" in policy else None
     row["per_episode"] = [{"seed": 1, "scheduled": 40, "arrived": 27, "collided": 3, "removed": 0}]
     return row | {"running_at_end": 3.25, "waiting_at_end": 0.0} | changes
 
@@ -143,9 +145,40 @@ def test_a_stop_says_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return {}
 
     monkeypatch.setattr(module, "run_all", interrupted)
-    with pytest.raises(Interrupted, match="training was, and is saved") as caught:
+    with pytest.raises(Interrupted, match="training is done, and saved") as caught:
         final_report(_run(tmp_path / "a b", (1,), best=1))
     assert f"--resume '{tmp_path / 'a b'}'" in str(caught.value.fix)
+
+
+def test_a_signal_that_came_before_the_children_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this module was imported, say: it is heard by whoever waits for the table."""
+    stop = StopRequest()
+    stop.ask()
+    monkeypatch.setattr(module, "run_all", lambda *_, going_on, **__: {} if not going_on(0) else pytest.fail())
+    with pytest.raises(Interrupted):
+        final_report(_run(tmp_path / "run", (1,), best=1), stop=stop)
+
+
+def test_a_table_is_kept_as_long_as_nothing_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_plots: None
+) -> None:
+    monkeypatch.setattr(module, "run_all", _Jobs({}))
+    run = _run(tmp_path / "run", (1, 2), best=1)
+    assert kept_report(run) is None
+    made = final_report(run)
+    assert {row["trained_episodes"] for row in made.rows} == {2}
+    kept = kept_report(run)
+    assert kept is not None
+    assert kept == replace(made, kept=True, plots=[run / "plots/learning.png"])  # the other one was not drawn here
+    table = run / "plots" / "comparison.json"
+    whole = table.read_text()
+    for broken in ("", "[]", "{}", whole[:-20], whole.replace("near_miss_rate", "x"), whole.replace("trained_ep", "x")):
+        table.write_text(broken)
+        assert kept_report(run) is None, "it is made again"
+    table.write_text(whole)
+    with RunFolder.resume(run) as folder:
+        folder.checkpoints.save(3, LearnerState({}, {}), {})
+    assert kept_report(run) is None, "there was more training"
 
 
 def test_a_failing_evaluation_is_an_error(tmp_path: Path) -> None:

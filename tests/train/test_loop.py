@@ -31,6 +31,7 @@ from opencda_marl.core.errors import (
 from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Finished, Note, Started, TrainEvent
 from opencda_marl.core.run_folder import RunFolder, read_config, read_episodes, read_metrics, read_run, read_status
 from opencda_marl.core.simulator import SimulatorInfo
+from opencda_marl.core.stopping import StopRequest
 from opencda_marl.evaluate import find_policy
 from opencda_marl.journal import TIMING_FIELDS, Journal
 from opencda_marl.settings.learning import MappoSettings
@@ -548,7 +549,7 @@ def test_the_run_is_not_over_before_its_report_is(tmp_path: Path, made: Made) ->
     """Somebody who cleans up meanwhile must find it at work: phase and lock."""
     seen: list[tuple[str, list[dict[str, Any]]]] = []
 
-    def report(folder: RunFolder) -> None:
+    def report(folder: RunFolder, _stop: StopRequest) -> None:
         seen.append((read_status(folder.path)["phase"], removable(tmp_path, keep=0)))
         with pytest.raises(CheckpointError, match="is running"):
             remove(folder.path)
@@ -561,7 +562,7 @@ def test_the_run_is_not_over_before_its_report_is(tmp_path: Path, made: Made) ->
 
 
 def test_a_report_that_fails_is_not_finished(tmp_path: Path, made: Made) -> None:
-    def report(_folder: RunFolder) -> None:
+    def report(_folder: RunFolder, _stop: StopRequest) -> None:
         raise StorageError("the disk is full")
 
     with pytest.raises(StorageError):
@@ -579,22 +580,65 @@ def test_a_run_that_the_clock_ended_says_so(tmp_path: Path, made: Made) -> None:
     run = tmp_path / "run"
     settings = replace(SETTINGS, max_minutes=1e-9)
     (note,) = _notes(settings=settings, out=run)
-    assert note.startswith("stopped by max_minutes at 1 of 6 episodes; go on with: opencda-marl run --resume ")
+    assert note.startswith("stopped by max_minutes=1e-09 after 1 of 6 episodes; to train longer: opencda-marl run ")
+    assert f" --resume {run} " in note
     assert note.endswith(" max_minutes=3e-09")
     assert "bit" not in read_run(run)["identity"]
     assert "1 of 6 episodes" in read_run(run)["identity"]
     (note,) = _notes(resume=run)
-    assert note.startswith("nothing was trained, the budget is used up: stopped by max_minutes at 1 of 6 episodes")
+    assert note.startswith("nothing was trained, the budget is used up: stopped by max_minutes=1e-09 after 1 of ")
     assert _notes(settings=replace(settings, max_minutes=9.0), resume=run) == []
     assert "bit for bit, as far as max_minutes" in read_run(run)["identity"]
     (note,) = _notes(settings=replace(settings, max_episodes=None, max_env_steps=300), out=tmp_path / "steps")
-    assert "at 100 of 300 steps; go on" in note
+    assert "after 100 of 300 steps; to train longer" in note
+
+
+def test_what_is_to_be_known_of_the_end_stands_under_the_table_again(tmp_path: Path, made: Made) -> None:
+    """The table takes minutes and fills the screen: what was said before it is gone from sight."""
+    heard: list[str] = []
+
+    def listen(event: TrainEvent) -> None:
+        heard.extend([event.text] if isinstance(event, Note) else [])
+
+    settings = replace(_REPORTED, max_minutes=1e-9)
+    train(settings, out=tmp_path / "run", listener=listen, report=lambda *_: heard.append("table"))
+    assert len(heard) == 3
+    assert heard[0].startswith("stopped by max_minutes=1e-09 after 1 of 6 episodes")
+    assert heard[1:] == ["table", heard[0]]
+    assert heard[0] in (tmp_path / "run/log.txt").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("episode", [4, 6])
+def test_an_episode_that_is_over_when_the_signal_comes_is_recorded(tmp_path: Path, made: Made, episode: int) -> None:
+    train(SETTINGS, out=tmp_path / "whole")
+
+    def send(at: int, step: int) -> None:
+        if at == episode and step == 90:  # the last decision of a hundred steps
+            os.kill(os.getpid(), signal.SIGINT)
+
+    made.prepare = lambda env, _learner: setattr(env, "at_step", send)
+    with pytest.raises(Interrupted, match="nothing is lost" if episode < 6 else "training was done"):
+        train(SETTINGS, out=tmp_path / "run")
+    assert [line["episode"] for line in read_episodes(tmp_path / "run")] == list(range(1, episode + 1))
+    made.prepare = lambda _env, _learner: None
+    train(resume=tmp_path / "run")
+    assert _same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_time_left_is_told_from_the_first_update_on(tmp_path: Path, made: Made) -> None:
+    told: list[bool] = []
+
+    def hear(event: TrainEvent) -> None:
+        told.extend([event.eta_s is not None] if isinstance(event, EpisodeDone) else [])
+
+    train(SETTINGS, out=tmp_path / "run", listener=hear)
+    assert told == [False, True, True, True, True, True]  # the first update is made at step 130, in episode 2
 
 
 def test_a_budget_that_is_used_up_is_said(tmp_path: Path, made: Made) -> None:
     train(SETTINGS, out=tmp_path / "run")
     (note,) = _notes(settings=replace(SETTINGS, max_episodes=1), resume=tmp_path / "run")
-    assert note.startswith("nothing was trained, the budget is used up: 6 episodes; go on with: ")
+    assert note.startswith("nothing was trained, the budget is used up: 6 episodes; to train longer: ")
     assert note.endswith(" max_episodes=12")
 
 
@@ -602,7 +646,7 @@ def test_the_log_holds_what_was_said(tmp_path: Path, made: Made) -> None:
     made.notes = ("TraCI is slow",)
     train(SETTINGS, out=tmp_path / "run")
     said = [line.split("  ", 1)[1] for line in (tmp_path / "run/log.txt").read_text().splitlines()]
-    starts = ["run: ", "init: algorithm=mappo", "note: TraCI", "episode 1  ", "episode 6  ", "trained: 6 "]
+    starts = ["run: ", "init: algorithm=mappo", "plan: 6 ", "note: TraCI", "episode 1  ", "episode 6  ", "trained: 6 "]
     assert len(said) == len(starts)
     assert all(line.startswith(start) for line, start in zip(said, starts, strict=True)), said
     assert not any("{" in line for line in said)
