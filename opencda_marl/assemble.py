@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from opencda_marl.core.allocator import keep_freed_memory
@@ -27,7 +28,7 @@ from opencda_marl.simulators.carla import CarlaSimulator
 from opencda_marl.simulators.carla_map import read_map
 from opencda_marl.simulators.carla_session import check_client
 from opencda_marl.simulators.cosim import CosimSimulator
-from opencda_marl.simulators.demand import build_schedule, ramped
+from opencda_marl.simulators.demand import build_schedule, draw_rate, ramped
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.rehearsal import Rehearsal
 from opencda_marl.simulators.remote import RemoteSimulator
@@ -98,13 +99,24 @@ def _with_server(settings: RunSettings, roads: Roads, spans: Spans | None) -> Si
 
 
 def training_traffic(settings: RunSettings, roads: Roads) -> Traffic:
-    """Episode k's traffic from (seed, k) alone."""
+    """Episode k's traffic from (seed, k), and with several workers from their number.
+
+    Several workers drive in rounds and wait for the slowest of a round, and dense traffic takes longer. So the episodes
+    of a round share the rate, that of the first of them; who drives where and when is each episode's own.
+    """
     horizon = settings.max_steps * settings.simulator.step_length  # [s]
+    workers = settings.workers if isinstance(settings.workers, int) else 1  # `auto` is resolved before anybody drives
+
+    def rate_of(episode: int, rng: np.random.Generator) -> float:
+        return draw_rate(ramped(settings.demand, episode), rng)
 
     def traffic(episode: int) -> tuple[Schedule, int, int]:
         rng = generator(settings.seed, Branch.DEMAND, episode)
-        demand = ramped(settings.demand, episode)
-        schedule = build_schedule(demand, roads, episode=episode, horizon=horizon, rng=rng)
+        rate = rate_of(episode, rng)
+        first = episode - (episode - 1) % workers
+        if first != episode:
+            rate = rate_of(first, generator(settings.seed, Branch.DEMAND, first))
+        schedule = build_schedule(settings.demand, roads, episode=episode, horizon=horizon, rng=rng, rate=rate)
         return schedule, simulator_seed(settings.seed, episode), settings.seed
 
     return traffic

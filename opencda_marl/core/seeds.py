@@ -1,7 +1,8 @@
 """One seed, many generators: every source of randomness has a branch of its own.
 
 A branch is a spawn key of `numpy.random.SeedSequence`; branches never overlap, so a run that draws
-more preferences still meets the same traffic. Episode k's traffic depends on (seed, k) alone.
+more preferences still meets the same traffic. Episode k's traffic depends on (seed, k) alone;
+where several workers drive in rounds, its rate is that of the first episode of its round.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from opencda_marl.core.roads import Movement, Roads
 from opencda_marl.core.state import Driver, Schedule, vehicle_id
 from opencda_marl.settings.traffic import DemandSettings, PeakSettings
 
-__all__ = ["build_schedule", "ramped", "route_shares"]
+__all__ = ["build_schedule", "draw_rate", "ramped", "route_shares"]
 
 _HOUR = 3600.0  # [s]
 _DEVIATIONS = 2.0  # speed factors are held within so many standard deviations of 1
@@ -65,7 +65,12 @@ def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     return replace(demand, rate_vph=[low, top])
 
 
-def _draw_rate(demand: DemandSettings, rng: np.random.Generator) -> float:
+def draw_rate(demand: DemandSettings, rng: np.random.Generator) -> float:
+    """The rate of an episode: the first draw of its generator, where there is a choice. [vehicles/h/lane]
+
+    Raises:
+        ConfigError: an empty list.
+    """
     rate = demand.rate_vph
     if not isinstance(rate, list):
         return float(rate)
@@ -105,7 +110,13 @@ def _arrivals(
 
 
 def build_schedule(
-    demand: DemandSettings, roads: Roads, *, episode: int, horizon: float, rng: np.random.Generator
+    demand: DemandSettings,
+    roads: Roads,
+    *,
+    episode: int,
+    horizon: float,
+    rng: np.random.Generator,
+    rate: float | None = None,
 ) -> Schedule:
     """Draw the vehicles of an episode.
 
@@ -115,11 +126,12 @@ def build_schedule(
         episode: goes into the vehicles' ids.
         horizon: all arrive before it. [s]
         rng: of this episode's demand and nothing else.
+        rate: instead of a rate that is drawn; None: it is. [vehicles/h/lane]
 
     Raises:
         ConfigError: a rate or turning shares that mean nothing.
     """
-    rate = _draw_rate(demand, rng)
+    rate = draw_rate(demand, rng) if rate is None else rate
     flows = [_arrivals(demand, rate * share, horizon, rng) for share in route_shares(demand, roads)]
     times = np.concatenate(flows)
     routes = np.repeat(np.arange(roads.routes, dtype=np.int16), [len(flow) for flow in flows])

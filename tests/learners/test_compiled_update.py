@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
+from forms import compare_forms
 from torch import Tensor
 from toy_world import BARE, LEVELS, SPEC, SPEED, World
 
 from opencda_marl.core.spec import ActionSpec, ObservationSpec
 from opencda_marl.learners.mappo import METRICS, Networks, minibatch_step
 from opencda_marl.nn.context import make_encoder
-from opencda_marl.nn.flat import as_leaf
 from opencda_marl.nn.graph import Update, UpdateForm, why_not_compiled
 
 ROWS, UPDATES = 24, 100
@@ -57,35 +57,30 @@ def problem(
     return partial(minibatch_step, networks, settings.learner), theta, [batch(p) for p in (0, 0, 5)]
 
 
-def run(step: Update, theta: Tensor, batches: list[dict[str, Tensor]]) -> tuple[Tensor, list[list[float]]]:
-    state = {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "step": theta.new_zeros(())}
-    history = []
-    for i in range(UPDATES):
-        numbers = {
-            "learning_rate": torch.tensor(1e-2 / (1 + i % 7), dtype=theta.dtype),
-            "entropy_weight": torch.tensor(0.01 * (i % 3), dtype=theta.dtype),
-        }
-        state, metrics = step({**state, "theta": as_leaf(state["theta"])}, {**batches[i % 3], **numbers})
-        history.append(metrics.tolist())
-    assert state["step"].item() == UPDATES
-    return state["theta"], history
-
-
 def compare(
     algorithm: str, encoder: str, spec: ObservationSpec, action: ActionSpec, dtype: torch.dtype, *, trained: bool
 ) -> None:
     step, theta, batches = problem(algorithm, encoder, spec, action, dtype, trained=trained)
     form = UpdateForm(step, "compiled")
     assert form.mode == ("eager" if why_not_compiled() else "compiled"), form.note  # eager: torch's path has a space
-    eager, measured = run(step, theta, batches)
-    compiled, again = run(form, theta, batches)
-    moved = (eager - theta).norm().item()
-    apart = (eager - compiled).norm().item()
-    assert moved > 0.5
-    assert apart < (1e-9 if dtype == torch.float64 else 1e-3 * moved)
-    tolerance = 1e-9 if dtype == torch.float64 else 2e-2
-    np.testing.assert_allclose(again, measured, rtol=tolerance, atol=tolerance)
-    assert len(measured[0]) == len(METRICS)
+    first = {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "step": theta.new_zeros(())}
+    inputs = [
+        batches[i % 3]
+        | {
+            "learning_rate": torch.tensor(1e-2 / (1 + i % 7), dtype=dtype),
+            "entropy_weight": torch.tensor(0.01 * (i % 3), dtype=dtype),
+        }
+        for i in range(UPDATES)
+    ]
+    eager, measured = compare_forms(
+        lambda _, state, given: step(state, given),
+        lambda _, state, given: form(state, given),
+        first,
+        inputs,
+        tolerance=1e-9,
+    )
+    assert eager["step"].item() == UPDATES
+    assert measured.shape == (UPDATES, len(METRICS))
 
 
 def test_compiled_equals_eager() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
+from forms import compare_forms
 from test_learning import follow, score
 from torch import Tensor
 from toy_world import BARE, SPEC, SPEED, World
@@ -14,7 +15,6 @@ from opencda_marl.core.spec import ObservationSpec
 from opencda_marl.learners import LEARNERS
 from opencda_marl.learners.masac import METRICS, SoftActorCritic, make_masac
 from opencda_marl.nn.context import make_encoder
-from opencda_marl.nn.flat import as_leaf
 from opencda_marl.nn.graph import Update, UpdateForm, why_not_compiled
 
 ROWS, UPDATES = 24, 100
@@ -88,33 +88,24 @@ def problem(
     return nets.step, state, [batch() for _ in range(3)]
 
 
-def run(
-    step: Update, state: dict[str, Tensor], batches: list[dict[str, Tensor]]
-) -> tuple[dict[str, Tensor], list[list[float]]]:
-    history = []
-    for i in range(UPDATES):
-        numbers = {"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.05 * (1 + i % 3)}
-        given = {name: torch.tensor(value, dtype=state["theta"].dtype) for name, value in numbers.items()}
-        state, metrics = step({**state, "theta": as_leaf(state["theta"])}, {**batches[i % 3], **given})
-        history.append(metrics.tolist())
-    assert state["step"].item() == UPDATES
-    return state, history
-
-
 def compare(algorithm: str, encoder: str, spec: ObservationSpec, dtype: torch.dtype, *, trained: bool) -> None:
     step, first, batches = problem(algorithm, encoder, spec, dtype, trained=trained)
     form = UpdateForm(step, "compiled")  # the whole step as one graph, or an error
     assert form.mode == ("eager" if why_not_compiled() else "compiled"), form.note
-    eager, measured = run(step, first, batches)
-    compiled, again = run(form, first, batches)
-    exact = dtype == torch.float64
-    for name in ("theta", "target"):
-        moved = (eager[name] - first[name]).norm().item()
-        apart = (eager[name] - compiled[name]).norm().item()
-        assert moved > 0.5
-        assert apart < (1e-8 if exact else 1e-2 * moved), name
-    np.testing.assert_allclose(again, measured, rtol=1e-7 if exact else 5e-2, atol=1e-7 if exact else 5e-2)
-    assert len(measured[0]) == len(METRICS)
+    rates = [{"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.05 * (1 + i % 3)} for i in range(UPDATES)]
+    inputs = [
+        batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in each.items()}
+        for i, each in enumerate(rates)
+    ]
+    eager, measured = compare_forms(
+        lambda _, state, given: step(state, given),
+        lambda _, state, given: form(state, given),
+        first,
+        inputs,
+        tolerance=1e-7,
+    )
+    assert eager["step"].item() == UPDATES
+    assert measured.shape == (UPDATES, len(METRICS))
 
 
 def test_compiled_equals_eager() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
+from forms import Step, compare_forms
 from test_learning import follow, score, tug
 from toy_world import BARE, SPEC, SPEED, World
 
@@ -25,7 +26,6 @@ from opencda_marl.learners.matd3 import METRICS, TwinDelayed
 from opencda_marl.learners.offpolicy import OffPolicyLearner
 from opencda_marl.learners.preference import draw_preferences
 from opencda_marl.nn.context import make_encoder
-from opencda_marl.nn.flat import as_leaf
 from opencda_marl.nn.graph import UpdateForm, why_not_compiled
 from opencda_marl.settings.learning import PreferenceSettings
 
@@ -196,24 +196,20 @@ def compare(algorithm: str, encoder: str, spec: ObservationSpec, dtype: torch.dt
 
     batches = [batch() for _ in range(3)]
 
-    def run(mode: Any) -> tuple[torch.Tensor, np.ndarray]:
-        forms = [UpdateForm(step, mode) for step in nets.steps]
-        assert all(form.mode == ("eager" if why_not_compiled() else mode) for form in forms)
-        state, history = first, []
-        for i in range(100):
-            numbers = {"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5)}
-            inputs = batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in numbers.items()}
-            state = {**state, "theta": as_leaf(state["theta"]), "step": torch.tensor(float(i), dtype=dtype)}
-            state, metrics = forms[nets.which(i)](state, inputs)
-            history.append(metrics.tolist())
-        return torch.cat([state["theta"], state["target"]]), np.array(history)
+    eager, compiled = ([UpdateForm(step, mode) for step in nets.steps] for mode in ("eager", "compiled"))
+    assert all(form.mode == ("eager" if why_not_compiled() else "compiled") for form in compiled)
 
-    (eager, measured), (compiled, again) = run("eager"), run("compiled")
-    moved = (eager - torch.cat([first["theta"], first["target"]])).norm().item()
-    assert moved > 0.5
-    assert (eager - compiled).norm().item() < (1e-9 if dtype == torch.float64 else 1e-3 * moved)
-    tolerance = 1e-9 if dtype == torch.float64 else 2e-2
-    np.testing.assert_allclose(again, measured, rtol=tolerance, atol=tolerance)
+    def step_of(form: list[UpdateForm]) -> Step:
+        return lambda i, state, given: form[nets.which(i)](
+            {**state, "step": torch.tensor(float(i), dtype=dtype)}, given
+        )
+
+    rates = [{"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5)} for i in range(100)]
+    inputs = [
+        batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in each.items()}
+        for i, each in enumerate(rates)
+    ]
+    _, measured = compare_forms(step_of(eager), step_of(compiled), first, inputs, tolerance=1e-9)
     assert measured.shape == (100, len(METRICS))
 
 
