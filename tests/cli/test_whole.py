@@ -102,3 +102,9 @@ def test_a_folder_that_holds_something_is_not_written_to(place: Path, typed: Typ
     assert said.code == 21
     assert "is not empty" in said.err
     assert "Traceback" not in said.err
+
+
+def test_the_package_is_the_program(tmp_path: Path) -> None:
+    of_package = python("-m", "opencda_marl", "--version", cwd=tmp_path, env=_environment())
+    assert of_package.code == 0
+    assert of_package.out == apart("--version", cwd=tmp_path).out
