@@ -154,6 +154,7 @@ def _ms(lines: Sequence[Mapping[str, Any]]) -> float:
 
 def _short(settings: RunSettings) -> list[str]:
     return [
+        "workers=1",
         "max_env_steps=null",
         "max_minutes=null",
         "evaluation.final=false",

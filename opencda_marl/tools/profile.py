@@ -106,7 +106,7 @@ def proportions(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides for one episode that holds its share of learning.
+    """Overrides for one episode, in this process, that holds its share of learning.
 
     An update comes at the first common decision when it is due, and steps count from the first vehicle on: the last
     twentieth of the episode makes sure of that moment.
@@ -118,6 +118,7 @@ def _one_episode(name: str, config_root: Path | None, overrides: Sequence[str]) 
     return (
         *overrides,
         "max_episodes=1",
+        "workers=1",
         "max_env_steps=null",
         "max_minutes=null",
         "evaluation.final=false",

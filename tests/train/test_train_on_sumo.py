@@ -22,7 +22,14 @@ from opencda_marl.journal import TIMING_FIELDS
 from opencda_marl.settings.run import RunSettings
 
 _QUICK = [
-    *("max_steps=200", "max_minutes=null", "max_episodes=4", "checkpoint_every=2", "evaluation.final=false"),
+    *(
+        "max_steps=200",
+        "max_minutes=null",
+        "max_episodes=4",
+        "checkpoint_every=2",
+        "evaluation.final=false",
+        "workers=1",
+    ),
     *("learner.n_steps=250", "learner.minibatch_size=64", "learner.epochs=2", "recording.trajectories_every=2"),
 ]
 
