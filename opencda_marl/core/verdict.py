@@ -5,7 +5,8 @@
 
 It beats a driver if one answer is yes and the other is not no. A difference is beyond chance if fewer than 1 in 20 of
 all ways to swap the two drivers' episodes make one as large (an exact permutation test over paired episodes).
-Delay is told beside, and decides nothing: who crashes early is never late.
+Delay is told beside, and decides nothing: who crashes early is never late. Where more get through and more crashes were
+seen, if not beyond chance, the words say just that instead of `beats`.
 """
 
 from __future__ import annotations
@@ -137,9 +138,17 @@ def _sentence(one: Mapping[str, Any]) -> str:
     name = RIVAL_NAMES.get(one["rival"], one["rival"])
     on = f" on {counted(one['vehicles'], 'vehicle')}" if one["verdict"] == "equal" else ""
     few = max(count for count, _ in one["crashed"]) < _RARE
+    (mine, of), (its, among) = one["crashed"]
+    doubtful = one["verdict"] == "beats" and one["safer"] == 0 and mine * among > its * of
+    head = "gets more through than" if doubtful else _HEADS[one["verdict"]]
+    safety = _word(one["safer"], "fewer crash", "MORE crash")
+    if doubtful:
+        safety = "perhaps more crash"
+    elif mine == its == 0:
+        safety = "nobody crashes"
     counts = " against ".join(f"{count:,} of {ended:,}" for count, ended in one["crashed"])
     return (
-        f"{_HEADS[one['verdict']]} {name} at {at} vph{on}: {_word(one['safer'], 'fewer crash', 'MORE crash')} "
+        f"{head} {name} at {at} vph{on}: {safety} "
         f"({f'{counts}: ' if few else ''}{percent(crashed[0])} against {percent(crashed[1])} %), "
         f"{_word(one['more_through'], 'more get through', 'FEWER get through')} "
         f"({percent(through[0])} against {percent(through[1])} %), "

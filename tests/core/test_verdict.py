@@ -60,6 +60,21 @@ def test_crashes_in_five_of_ten_episodes_are_not_told_from_none() -> None:
     assert said.startswith("does NOT beat SUMO's priority rule at 300 vph: MORE crash (12 of 950 against 0 of 950: ")
 
 
+def test_what_gets_more_through_and_perhaps_crashes_more_is_not_said_to_beat() -> None:
+    ours, theirs = _answer("mine", 0, 5), _answer("priority", 0, 40)
+    assert in_words([compare(ours, theirs)])[0].startswith(
+        "beats SUMO's priority rule at 300 vph: nobody crashes (0 of 1"
+    )
+    ours["per_episode"][0] |= {"collided": 2, "arrived": 93}
+    assert in_words([compare(ours, theirs)])[0].startswith(
+        "gets more through than SUMO's priority rule at 300 vph: perhaps more crash (2 of 1,900 against 0 of 1,200: "
+    )
+    theirs["per_episode"][1] |= {"collided": 6, "arrived": 54}
+    assert in_words([compare(ours, theirs)])[0].startswith(
+        "beats SUMO's priority rule at 300 vph: no sure difference in who crashes (2 of 1,900 against 6 of 1,200: "
+    )
+
+
 def test_other_traffic_is_refused() -> None:
     with pytest.raises(ValueError, match="did not drive the same traffic"):
         compare(_answer("mine", 0, 0), _answer("random", 0, 0, rate=200.0))
@@ -85,7 +100,7 @@ def test_sentences() -> None:
     few = [_answer("mine", 0, 5, episodes=2), _answer("random", 0, 5, episodes=2)]
     said = in_words(judge(few, "mine"), rivals=["random"])
     assert said[0].startswith(
-        "is not told apart from random driving at 300 vph on 190 vehicles: no sure difference in who crashes "
+        "is not told apart from random driving at 300 vph on 190 vehicles: nobody crashes "
         "(0 of 190 against 0 of 190: 0.0"
     )
     assert said[1] == "(only 190 vehicles: rates are known to some 7 points at the worst)"
