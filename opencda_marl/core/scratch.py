@@ -1,16 +1,43 @@
-"""Temporary folders that are named by their process; those of killed processes are swept away."""
+"""Temporary folders that go with their process; those of killed processes are swept away.
+
+Each holds a file that its process keeps locked. The system lets go of the lock when the process ends, however it does,
+and a lock is seen from other containers that share the place, too: what is not locked belongs to nobody. Only folders
+with that file, of the same user, are ever touched.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
 __all__ = ["scratch_folder"]
 
-_NAME = re.compile(r"opencda-marl-(\d+)-\w+(?:-\w+)?")
+_PREFIX = "opencda-marl-scratch-"
+_LOCK = ".opencda-marl-in-use"
+
+
+class _Scratch(tempfile.TemporaryDirectory[str]):
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix=prefix, ignore_cleanup_errors=True)  # what stays is swept by another process
+        try:
+            self._lock = os.open(Path(self.name, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError:
+            super().cleanup()
+            raise
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: then nobody sweeps here
+            os.unlink(Path(self.name, _LOCK))
+
+    def cleanup(self) -> None:
+        """Remove it; may be called twice."""
+        super().cleanup()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def scratch_folder(what: str = "") -> tempfile.TemporaryDirectory[str]:
@@ -22,19 +49,24 @@ def scratch_folder(what: str = "") -> tempfile.TemporaryDirectory[str]:
     Raises:
         OSError: there is no place for temporary files, or it is full.
     """
-    for folder in Path(tempfile.gettempdir()).glob("opencda-marl-*-*"):
-        found = _NAME.fullmatch(folder.name)
-        if found and not _alive(int(found[1])):
-            shutil.rmtree(folder, ignore_errors=True)  # another process may be sweeping too
-    name = f"opencda-marl-{os.getpid()}-{what}{'-' if what else ''}"
-    return tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)  # what stays is swept, too
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _sweep(folder)
+    return _Scratch(f"{_PREFIX}{os.getpid()}-{what}{'-' if what else ''}")
 
 
-def _alive(pid: int) -> bool:
+def _sweep(folder: Path) -> None:
+    """Remove it if it is one of ours and its process is gone."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # somebody else's, or no process id at all
-        return True
-    return True
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return
+        descriptor = os.open(folder / _LOCK, os.O_WRONLY | os.O_NOFOLLOW)
+    except OSError:  # none of ours, or another process is sweeping too
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is in use
+        return
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -19,6 +19,8 @@ __all__ = [
     "stratified_interval",
 ]
 
+_AT_ONCE = 1000  # random swaps: each takes a number an episode
+
 Scores = Float64[np.ndarray, "runs tasks"]
 
 
@@ -96,10 +98,12 @@ def paired_difference(
 ) -> tuple[float, float]:
     """Difference of two pooled rates over the same episodes, and how often chance alone makes one as large.
 
-    A permutation test (Fisher 1935): if the two drivers were alike, each episode's counts could as well be the other
-    one's. All such swaps are tried where there are few of them, else as many as `repetitions` drawn at random.
+    A permutation test (Fisher 1935). An episode speaks for one driver by how far its hits are from what both drivers'
+    common rate would make of its vehicles; if that rate were the same, each could as well speak for the other one. All
+    such swaps are tried where there are few of them, else as many as `repetitions` drawn at random.
     Vehicles of an episode meet each other, so the episode is what is exchanged: fewer than six of them, of which all
-    speak for one, can never be told from chance at 1 in 20.
+    speak for one, can never be told from chance at 1 in 20. Where a driver has only a handful of vehicles to an episode
+    p is too small: whoever asks sees to it that there are some (`core.verdict`).
 
     Args:
         ours: counts of each episode: hits, and out of how many.
@@ -114,18 +118,25 @@ def paired_difference(
     whole = counts.sum(axis=1)
     if not whole[:, 1].all():
         return float("nan"), 1.0
-    observed = float(whole[0, 0] / whole[0, 1] - whole[1, 0] / whole[1, 1])
-    apart = np.flatnonzero((counts[0] != counts[1]).any(axis=1))  # elsewhere a swap changes nothing
-    exact = 2 ** len(apart) <= repetitions
+    rates = whole[:, 0] / whole[:, 1]
+    observed = float(rates[0] - rates[1])
+    common = whole[:, 0].sum() / whole[:, 1].sum()
+    beyond = (counts[:, :, 0] - common * counts[:, :, 1]) / whole[:, 1:]  # [driver, episodes]
+    speaks = beyond[0] - beyond[1]  # its sum is what was observed
+    speaks = speaks[np.abs(speaks) > 1e-15]
+    exact = 2 ** len(speaks) <= repetitions
     if exact:
-        swapped = (np.arange(2 ** len(apart))[:, None] >> np.arange(len(apart))) & 1
-    else:
-        swapped = np.random.default_rng(seed).integers(2, size=(repetitions, len(apart)))
-    moved = swapped @ (counts[1, apart] - counts[0, apart])  # [swaps, 2] what ours gains by each
-    first, second = whole[0] + moved, whole[1] - moved
-    known = (first[:, 1] > 0) & (second[:, 1] > 0)
-    rates = [np.divide(one[:, 0], one[:, 1], out=np.zeros(len(one)), where=known) for one in (first, second)]
-    as_large = (np.abs(rates[0] - rates[1]) >= abs(observed) - 1e-12) | ~known
-    # of random swaps the one that was observed is one more: so p is never 0
-    p = as_large.mean() if exact else (as_large.sum() + 1) / (len(as_large) + 1)
+        swapped = (np.arange(2 ** len(speaks))[:, None] >> np.arange(len(speaks))) & 1
+        as_large, tried = _as_large(swapped, speaks, observed), len(swapped)
+    else:  # of random swaps the one that was observed is one more: so p is never 0
+        rng, as_large, tried = np.random.default_rng(seed), 1, repetitions + 1
+        for begin in range(0, repetitions, _AT_ONCE):
+            swapped = rng.integers(2, size=(min(_AT_ONCE, repetitions - begin), len(speaks)), dtype=np.int8)
+            as_large += _as_large(swapped, speaks, observed)
+    p = as_large / tried
     return observed, float(p)
+
+
+def _as_large(swapped: np.ndarray, speaks: np.ndarray, observed: float) -> int:
+    """How many of these swaps make a difference as large."""
+    return int(np.sum(np.abs(speaks.sum() - 2.0 * (swapped @ speaks)) >= abs(observed) - 1e-12))

@@ -27,6 +27,7 @@ RIVALS = ("random", "full_speed", "priority")
 _FEW = 1000  # vehicles
 _CHANCE = 0.05  # p of a difference that counts
 _LEAST_EPISODES = 6  # 2 / 2^5 is above `_CHANCE`: with fewer, no difference counts
+_LEAST_ENDED = 100  # vehicles of each: the crash rate of fewer is told apart from none
 _RARE = 50  # vehicles that crashed: below it they are counted, not only told in percent
 
 
@@ -52,6 +53,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
     crashed = [np.array([[r["collided"], r["arrived"] + r["collided"] + r["removed"]] for r in rows]) for rows in both]
     through = [np.array([[r["arrived"], r["scheduled"]] for r in rows]) for rows in both]
     (apart, p_crash), (gained, p_through) = paired_difference(*crashed), paired_difference(*through)
+    if min(counts[:, 1].sum() for counts in crashed) < _LEAST_ENDED:
+        p_crash = 1.0  # a driver that stands still is not safe because nobody of the few that ended crashed
     safer, more = _sign(-apart, p_crash), _sign(gained, p_through)
     found = {(True, True): "mixed", (True, False): "beats", (False, True): "worse", (False, False): "equal"}
     return {

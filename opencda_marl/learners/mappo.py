@@ -558,7 +558,7 @@ class Mappo:
         self._scale.load(scale)
         self._rollout = rollout
         self.counters = Counters()
-        self._clock, self._due = 0, self._own.n_steps
+        self._clock, self._due = 0, self._steps
         if not weights_only:
             self.counters = Counters(**values["counters"])
             self._clock, self._due, self._progress = values["clock"], values["due"], values["progress"]

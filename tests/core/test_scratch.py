@@ -1,32 +1,81 @@
-"""Temporary folders: one's own stays, a killed process's goes."""
+"""Temporary folders: one's own stays, a killed process's goes, and nothing else is ever touched."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opencda_marl.core.scratch import scratch_folder
 
+_HELD = """
+import sys, tempfile
+from opencda_marl.core.scratch import scratch_folder
+tempfile.tempdir = sys.argv[1]
+held = scratch_folder("workers")
+print(held.name, flush=True)
+sys.stdin.read()
+"""
 
-def test_what_a_killed_process_left_is_swept_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left, other = tmp_path / f"opencda-marl-{dead.pid}-abc", tmp_path / f"opencda-marl-{dead.pid}-workers-a_c"
-    mine = tmp_path / f"opencda-marl-{os.getpid()}-abc"
-    foreign = tmp_path / "opencda-marl-notes-of-2024"
-    for folder in (left, other, mine, foreign):
-        folder.mkdir()
-        (folder / "file").write_text("x")
+    return tmp_path
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_stays(place: Path) -> None:
+    start = [sys.executable, "-c", _HELD, str(place)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout is not None
+        held = Path(other.stdout.readline().strip())
+        assert held.name.startswith(f"opencda-marl-scratch-{other.pid}-workers-")
+        (held / "file").write_text("x")
+        with scratch_folder() as made:
+            assert Path(made).parent == place
+            assert (held / "file").exists()
+        other.kill()
+    assert held.exists()
     with scratch_folder() as made:
-        assert Path(made).parent == tmp_path
-        assert not left.exists()
-        assert not other.exists()
-        assert (mine / "file").exists()
-        assert (foreign / "file").exists()
+        assert not held.exists()
     assert not Path(made).exists()
+    assert list(place.iterdir()) == []
+
+
+def test_folders_of_people_stay_whatever_they_are_called(place: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    names = ("2026-11-30", "99999-workers", f"{dead.pid}-abc", f"scratch-{dead.pid}-build-abc", "scratch-notes")
+    for name in names:
+        (place / f"opencda-marl-{name}").mkdir()
+        (place / f"opencda-marl-{name}/checkpoint").write_text("x")
+    (place / "opencda-marl-scratch-file").write_text("x")
+    behind = place / "mine"
+    behind.mkdir()
+    (behind / ".opencda-marl-in-use").touch()
+    (place / "opencda-marl-scratch-1-link").symlink_to(behind)
+    with scratch_folder("build"):
+        assert all((place / f"opencda-marl-{name}/checkpoint").exists() for name in names)
+        assert (place / "opencda-marl-scratch-file").exists()
+        assert behind.exists()
+
+
+def test_where_there_are_no_locks_nothing_is_swept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    left = scratch_folder("build")
+    with scratch_folder("build"):
+        assert Path(left.name).exists()
+    left.cleanup()
+    left.cleanup()
+    assert list(place.iterdir()) == []

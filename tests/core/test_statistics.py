@@ -75,7 +75,7 @@ def test_paired_difference_by_hand() -> None:
 
 def test_chance_of_a_paired_difference_is_that_of_all_swaps() -> None:
     rng = np.random.default_rng(3)
-    ours, theirs = (np.stack([rng.integers(0, 5, 7), rng.integers(5, 9, 7)], axis=1).astype(float) for _ in "ab")
+    ours, theirs = (np.stack([rng.integers(0, 5, 7), np.full(7, 9)], axis=1).astype(float) for _ in "ab")
 
     def difference(swaps: tuple[bool, ...]) -> float:
         chosen = np.array(swaps)[:, None]
@@ -89,3 +89,15 @@ def test_chance_of_a_paired_difference_is_that_of_all_swaps() -> None:
     drawn = paired_difference(ours, theirs, repetitions=100)[1]  # fewer than all swaps: drawn at random
     assert drawn == pytest.approx(p, abs=0.15)
     assert drawn == paired_difference(ours, theirs, repetitions=100)[1]
+
+
+@pytest.mark.parametrize("theirs", [10, 30, 60])
+def test_equal_rates_are_called_different_one_time_in_twenty_however_many_vehicles_each_had(theirs: int) -> None:
+    rng = np.random.default_rng(theirs)
+    called = 0
+    for _ in range(400):
+        pair = [np.stack([rng.binomial(of, 0.05, 10), np.full(10, of)], axis=1).astype(float) for of in (60, theirs)]
+        called += paired_difference(*pair, repetitions=1024)[1] < 0.05
+    assert called / 400 < 0.09
+    pair = [np.stack([rng.binomial(60, rate, 10), np.full(10, 60)], axis=1).astype(float) for rate in (0.02, 0.3)]
+    assert paired_difference(*pair)[1] < 0.01

@@ -75,6 +75,12 @@ def test_what_gets_more_through_and_perhaps_crashes_more_is_not_said_to_beat() -
     )
 
 
+def test_a_driver_that_stands_still_is_not_safer() -> None:
+    ours, still = _answer("mine", 1, 5, episodes=10), _answer("full_speed", 0, 99, episodes=10)
+    one = compare(ours, still)
+    assert (one["verdict"], one["safer"], one["more_through"], one["p_crash"]) == ("beats", 0, 1, 1.0)
+
+
 def test_other_traffic_is_refused() -> None:
     with pytest.raises(ValueError, match="did not drive the same traffic"):
         compare(_answer("mine", 0, 0), _answer("random", 0, 0, rate=200.0))

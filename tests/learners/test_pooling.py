@@ -160,6 +160,15 @@ def test_n_steps_are_shared_out() -> None:
 
     assert with_workers(2, worker) == [51, 51]
 
+    given = Mappo(settings("mappo", n_steps=101), SPEC, SPEED).state()
+
+    def begun_with_weights(group: ProcessGroup) -> int:
+        learner = Mappo(settings("mappo", n_steps=101), SPEC, SPEED, group=group)
+        learner.load(given, weights_only=True)
+        return int(learner.state().values["due"])
+
+    assert with_workers(2, begun_with_weights) == [51, 51]
+
 
 def test_weights_that_came_apart_are_found_out() -> None:
     chosen = settings("mappo")

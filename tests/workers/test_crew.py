@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -194,12 +193,12 @@ def test_the_folder_where_they_meet_is_swept_should_its_owner_be_killed(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("opencda_marl.crew.Child", lambda *_, **__: Mock(done=False))
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    (tmp_path / f"opencda-marl-{dead.pid}-workers-x").mkdir()  # as another run has left it
+    left = tmp_path / "opencda-marl-scratch-1-workers-x"  # as another run has left it
+    left.mkdir()
+    (left / ".opencda-marl-in-use").touch()
     crew = spawned(SETTINGS, "", folder=tmp_path / "logs", spans=Spans(), stop=StopRequest())
     (meeting,) = tmp_path.iterdir()
-    assert meeting.name.startswith(f"opencda-marl-{os.getpid()}-workers-")
+    assert meeting.name.startswith(f"opencda-marl-scratch-{os.getpid()}-workers-")
     crew.close()
     crew.close()
     assert list(tmp_path.iterdir()) == []
