@@ -39,6 +39,7 @@ __all__ = [
 
 _LISTED = 12  # lines of a long list
 _EVERY = 15.0  # [s] between two lines of progress in a pipe
+_SILENT = 60.0  # [s] after which a line is said again though nothing came to it
 
 
 @contextmanager
@@ -51,22 +52,24 @@ def following(
         console: to write to.
         clock: [s]; for tests.
     """
-    began: dict[str, tuple[float, int]] = {}  # when it was first heard of, and how much was done then
-    said_at = 0.0
+    began: dict[str, tuple[float, int]] = {}  # when it got going, and how much was done then
+    said_at, said = 0.0, ""
     with console.status("starting") if console.is_terminal else nullcontext() as status:
 
         def tell(what: str, done: int, total: int) -> None:
-            nonlocal said_at
+            nonlocal said_at, said
             now = clock()
             new = what not in began
             since, before = began.setdefault(what, (now, done))
+            if before == 0 and done:  # the first one had to wait for imports, kernels and the simulator
+                began[what] = since, before = now, done
             words = f"{what} …" if not total else f"{what}: {done} of {counted(total, 'episode')}"
             if total and done > before:  # a pace needs something that was done while we listened
                 words += f", {seconds((now - since) * (total - done) / (done - before))} left"
             if status is not None:
                 status.update(words)
-            elif new or now - said_at >= _EVERY:
-                said_at = now
+            elif new or now - said_at >= (_SILENT if words == said else _EVERY):
+                said_at, said = now, words
                 console.print(words, markup=False, soft_wrap=True)
 
         yield tell

@@ -185,6 +185,24 @@ def test_a_pace_needs_something_that_was_done_since() -> None:
     ]
 
 
+def test_what_comes_before_the_first_episode_is_no_pace_and_is_not_said_over_and_over() -> None:
+    console, out = plain()
+    now = [0.0]
+    with following(console, clock=lambda: now[0]) as tell:
+        for _ in range(36):
+            tell("held-out traffic", 0, 60)
+            now[0] += 5.0
+        for done in (1, 2, 3):
+            now[0] += 20.0
+            tell("held-out traffic", done, 60)
+    assert out.getvalue().splitlines() == [
+        *3 * ["held-out traffic: 0 of 60 episodes"],
+        "held-out traffic: 1 of 60 episodes",
+        "held-out traffic: 2 of 60 episodes, 19:20 left",
+        "held-out traffic: 3 of 60 episodes, 19:00 left",
+    ]
+
+
 def test_progress_in_a_terminal_stands_in_one_line() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, highlight=False, legacy_windows=False)
