@@ -19,7 +19,7 @@ from typing import Any
 from opencda_marl.core.errors import Interrupted
 from opencda_marl.core.speech import plain
 
-__all__ = ["run_program", "telling_line"]
+__all__ = ["await_true", "run_program", "telling_line"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.05  # [s] between two looks at it
@@ -82,6 +82,32 @@ def run_program(command: Sequence[str], *, output: Path, limit: float) -> int:
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+
+
+def await_true(ready: Callable[[], bool], *, what: str, limit: float) -> bool:
+    """Wait for something that another process does; a signal is heard as in `run_program`.
+
+    Args:
+        ready: asked several times a second: is it done?
+        what: is at work there, for the message.
+        limit: [s] that it may take.
+
+    Returns:
+        whether it was done in time.
+
+    Raises:
+        Interrupted: this process was asked to stop meanwhile, and somebody here listens for that.
+        SystemExit: likewise, and nobody does.
+    """
+    give_up = time.monotonic() + limit
+    with _heard() as came:
+        while not ready():
+            if came:
+                raise Interrupted(f"stopped while {what} was at work: nothing is lost")
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_LOOK)
+    return True
 
 
 def telling_line(text: str) -> str:

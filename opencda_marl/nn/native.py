@@ -7,6 +7,7 @@ no ninja, no torch headers, and a path with a space is no obstacle. What is in i
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -15,14 +16,14 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.files import read_regular, write_synced
-from opencda_marl.core.programs import run_program, telling_line
+from opencda_marl.core.programs import await_true, run_program, telling_line
 from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.settings.networks import Activation
 
@@ -116,14 +117,76 @@ def _asked(command: Sequence[str]) -> tuple[str, ...]:
 def _find(command: Sequence[str]) -> _Found:
     """From the cache; built where it is missing, damaged, or has not what it should have."""
     target = _target(command)
+    kept = _kept(target)
+    if kept is not None:
+        return kept
+    with _alone(target):
+        kept = _kept(target)  # another process may have built it meanwhile
+        if kept is not None:
+            return kept
+        try:
+            with scratch_folder("build") as folder:
+                return _built(command, Path(folder), target)
+        except (OSError, TimeoutError) as error:  # no temporary folder, no process, too slow
+            return _Found(None, str(error))
+
+
+def _kept(target: Path | None) -> _Found | None:
+    """The library of the cache; None: it is to be built."""
     if target is not None and _whole(target):
-        with suppress(OSError):  # it cannot be loaded: to be built again
+        with suppress(OSError):  # it cannot be loaded
             return _Found(_loaded(target))
+    return None
+
+
+@contextmanager
+def _alone(target: Path | None) -> Iterator[None]:
+    """Nobody else builds this library meanwhile: of processes that start together one compiles, the others take what it
+    has made, so that they compute in one form. Where no file can be locked, or one takes too long, they build at once.
+
+    Raises:
+        Interrupted, SystemExit: a signal came while another process was awaited; see `await_true`.
+    """
+    if target is None:
+        yield
+        return
+    lock, held = target.with_name(f".{target.name}.lock"), []
+
+    def take() -> bool:
+        descriptor = _locked(lock)
+        held.extend([] if descriptor is None else [descriptor])
+        return bool(held)
+
     try:
-        with scratch_folder("build") as folder:
-            return _built(command, Path(folder), target)
-    except (OSError, TimeoutError) as error:  # no temporary folder, no process, too slow
-        return _Found(None, str(error))
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            await_true(take, what="another process's compiler", limit=_BUILD_SECONDS)
+        yield
+    finally:
+        for descriptor in held:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
+
+
+def _locked(lock: Path) -> int | None:
+    """A descriptor that holds the lock, which ends with the process; None: another process has it.
+
+    Raises:
+        OSError: there cannot be such a file here, or it cannot be locked.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:  # else its last holder has removed it
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _target(command: Sequence[str]) -> Path | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from opencda_marl.core.errors import Interrupted
-from opencda_marl.core.programs import run_program, telling_line
+from opencda_marl.core.programs import await_true, run_program, telling_line
 from opencda_marl.core.stopping import StopRequest
 
 HANG = ["sh", "-c", "sleep {} & sleep {}; wait"]  # a child in the background, one in front
@@ -101,6 +102,17 @@ def test_whoever_listens_for_the_signal_hears_it(tmp_path: Path) -> None:
         assert stop.requested()
     assert awaited(43.5, 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_another_process_is_awaited_until_a_signal_or_its_limit() -> None:
+    looks = iter([False, False, True])
+    assert await_true(lambda: next(looks), what="the other one", limit=20.0)
+    assert not await_true(lambda: False, what="the other one", limit=0.1)
+    with StopRequest() as stop:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(Interrupted, match="stopped while the other one was at work"):
+            await_true(lambda: False, what="the other one", limit=20.0)
+        assert stop.requested()
 
 
 def test_the_line_that_tells() -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from opencda_marl.core.programs import await_true
 from opencda_marl.nn import native
 from opencda_marl.nn.lstm import find_kernel
 from opencda_marl.nn.native import find_compiler, find_library, why_not_kept
 
 FIND = "from opencda_marl.nn.lstm import find_kernel; print(find_kernel()[1])"
+LOOK = "from opencda_marl.nn.native import find_library; print(find_library()[1])"
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_compiler_that_hangs_is_given_up(
     monkeypatch.setattr(native, "_BUILD_SECONDS", 0.0)
     assert find_library() == (None, f"{script} did not end within 0.5 s"), "it is not awaited again"
     assert temporary(tmp_path) == []
-    assert not cache.exists()
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("obstacle", ["a file for the folder", "a folder for the file", "no home folder"])
@@ -195,3 +197,23 @@ def test_a_second_process_finds_what_the_first_has_kept(cache: Path, script: Pat
         done = subprocess.run([sys.executable, "-c", FIND], capture_output=True, text=True, timeout=200, check=True)
         assert done.stdout == "None\n"
     assert calls(script) == 1
+
+
+def test_of_processes_that_start_together_one_compiles(cache: Path, script: Path) -> None:
+    """A compiler that fails its second caller (a license, memory) must not leave two workers in two forms."""
+    script.write_text('#!/bin/sh\necho one >> "$0.calls"\nsleep 1\n[ $(wc -l < "$0.calls") = 1 ] && exec g++ "$@"\n')
+    started = [subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=200)[0] for process in started] == ["None\n"] * 3
+    assert calls(script) == 1
+    assert [entry.suffix for entry in cache.iterdir()] == [".so"], "the lock is gone"
+
+
+def test_another_one_that_hangs_is_not_awaited_for_ever(
+    cache: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = native._target([str(script)])
+    assert target is not None
+    with native._alone(target):
+        assert native._locked(target.with_name(f".{target.name}.lock")) is None
+        monkeypatch.setattr(native, "await_true", lambda ready, what, limit: await_true(ready, what=what, limit=0.2))
+        assert find_library()[0] is not None, "it compiles beside the other one"
