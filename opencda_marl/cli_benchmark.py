@@ -61,7 +61,7 @@ def benchmark(
     from opencda_marl.benchmark.plan import make_cells
     from opencda_marl.benchmark.standing import estimate, left
     from opencda_marl.cli_tables import name_tables
-    from opencda_marl.core.files import require_writable
+    from opencda_marl.core.files import could_be_written, require_writable
     from opencda_marl.launch.folder import MatrixFolder
 
     wanted = _wanted(only, seeds, budget_minutes, densities, episodes, settings)
@@ -79,6 +79,8 @@ def benchmark(
         return
     cells, entrants = make_cells(wanted, name_tables(), config_root=config_root)
     matrix = MatrixFolder(out)
+    for folder in (results, out):  # a dry run refuses what the real one does
+        could_be_written(folder)
     stands = left(wanted, entrants, matrix, results)
     if dry_run:
         _show_left(stands, estimate(stands, wanted, entrants, matrix, parallel), out, as_json)

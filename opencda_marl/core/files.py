@@ -19,6 +19,7 @@ from opencda_marl.core.errors import StorageError
 __all__ = [
     "array_bytes",
     "arrays_of",
+    "could_be_written",
     "part_of",
     "read_regular",
     "remove_tree",
@@ -77,6 +78,22 @@ def require_writable(folder: Path) -> None:
             probe.write_bytes(b"\n")
         finally:
             probe.unlink(missing_ok=True)
+
+
+def could_be_written(folder: Path) -> None:
+    """What `require_writable` would refuse, as far as it can be seen without making or writing anything.
+
+    Raises:
+        StorageError: it is a file, lies below one, or the folder that it would be made in may not be written.
+    """
+    with writing(folder):
+        found = folder
+        while not os.path.lexists(found) and found != found.parent:
+            found = found.parent
+        if not stat.S_ISDIR(found.stat().st_mode):
+            raise OSError(errno.EEXIST if found == folder else errno.ENOTDIR, "not a folder")
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "no permission")
 
 
 def require_empty(folder: Path) -> None:

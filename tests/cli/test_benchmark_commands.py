@@ -207,6 +207,20 @@ def test_the_plan_of_a_benchmark(typed: Typed, tmp_path: Path, monkeypatch: pyte
         assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("flag", ["--out", "--results"])
+@pytest.mark.parametrize(("where", "why"), [("file", "a file of that name"), ("file/below", "is a file, not a folder")])
+def test_a_folder_that_cannot_be_is_refused_by_a_dry_run_too(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: bool, flag: str, where: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    said = typed("benchmark", "--only", "random", flag, where, *(["--dry-run"] if dry else []))
+    assert said.code == 21, said.err
+    assert why in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing was made"
+
+
 def test_tables_are_made_from_the_files_alone(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
