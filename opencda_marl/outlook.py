@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from opencda_marl.core.files import typed
 from opencda_marl.core.machine import cores
-from opencda_marl.core.speech import about, counted
+from opencda_marl.core.speech import about, amount, counted
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import WITH_SERVER, DemandSettings
 
@@ -27,7 +28,7 @@ def plan(settings: RunSettings, *, done: int = 0, table: bool) -> str:
     budgets = [
         *([] if settings.max_episodes is None else [f"{counted(settings.max_episodes, 'episode')} of {length}"]),
         *([] if settings.max_env_steps is None else [counted(settings.max_env_steps, "step")]),
-        *([] if settings.max_minutes is None else [f"{settings.max_minutes:g} minutes of training"]),
+        *([] if settings.max_minutes is None else [f"{_minutes(settings.max_minutes)} of training"]),
     ]
     said = " or ".join(budgets) + (", whichever comes first" if len(budgets) > 1 else "")
     if settings.max_episodes is None:
@@ -82,35 +83,58 @@ def identity(settings: RunSettings) -> str:
 
 def stopped_by_the_clock(settings: RunSettings, episodes: int, env_steps: int) -> str:
     """How much of its plan a run had done when `max_minutes` ended it."""
-    unit, count, budget = _limited(settings, episodes, env_steps)
-    of = f"{count} of {counted(budget, unit)}" if budget is not None else counted(count, unit)
+    limits = _counts(settings, episodes, env_steps)
+    unit, done, limit = max(limits, key=lambda one: one[1] / one[2]) if limits else ("episode", episodes, None)
+    of = f"{amount(done)} of {counted(limit, unit)}" if limit is not None else counted(done, unit)
     return f"stopped by max_minutes={settings.max_minutes:g} after {of}"
 
 
-def used_up(settings: RunSettings, run: Path, episodes: int, env_steps: int, *, by_clock: bool, nothing: bool) -> str:
+def used_up(
+    settings: RunSettings, run: Path, episodes: int, env_steps: int, seconds: float, *, by_clock: bool, nothing: bool
+) -> str:
     """That a run is over though a person may not expect it, and the command that trains longer.
+
+    The command raises each limit that was reached, to more than what is done: another one would change nothing.
 
     Args:
         settings: of the run.
         run: its folder.
         episodes: done.
         env_steps: done.
+        seconds: of training, done.
         by_clock: was it `max_minutes` that ended it?
         nothing: was the budget used up before anything was trained?
     """
-    unit, count, _ = _limited(settings, episodes, env_steps)
-    said = stopped_by_the_clock(settings, episodes, env_steps) if by_clock else counted(count, unit)
-    more = f"max_{'env_steps' if unit == 'step' else 'episodes'}={2 * count}"
-    clock_only = settings.max_episodes is None and settings.max_env_steps is None
-    if settings.max_minutes is not None and (by_clock or clock_only):
-        more = f"max_minutes={3 * settings.max_minutes:g}"
+    reached = [one for one in _counts(settings, episodes, env_steps) if one[1] >= one[2]]
+    said = [counted(done, unit) for unit, done, _ in reached]
+    more = [
+        f"max_{'env_steps' if unit == 'step' else 'episodes'}={_more(limit, done)}" for unit, done, limit in reached
+    ]
+    minutes = settings.max_minutes
+    if minutes is not None and (by_clock or seconds / 60.0 / minutes >= 1.0):
+        spent = float(f"{seconds / 60.0:.3g}")
+        said.append(f"{_minutes(spent)} of training")
+        more.append(f"max_minutes={_more(minutes, spent)}")
+    told = stopped_by_the_clock(settings, episodes, env_steps) if by_clock else " and ".join(said)
     if nothing:
-        said = f"nothing was trained, the budget is used up: {said}"
-    return f"{said}; to train longer: opencda-marl run --resume {typed(run)} {more}"
+        told = f"nothing was trained, the budget is used up: {told}"
+    return f"{told}; to train longer: opencda-marl run --resume {typed(run)} {' '.join(more)}"
 
 
-def _limited(settings: RunSettings, episodes: int, env_steps: int) -> tuple[str, int, int | None]:
-    """What the plan counts in, how much of it is done, and of how much."""
-    if settings.max_episodes is None and settings.max_env_steps is not None:
-        return "step", env_steps, settings.max_env_steps
-    return "episode", episodes, settings.max_episodes
+def _counts(settings: RunSettings, episodes: int, env_steps: int) -> list[tuple[str, int, int]]:
+    """Of each limit of a count: its unit, how much is done, the limit."""
+    limits = (("episode", episodes, settings.max_episodes), ("step", env_steps, settings.max_env_steps))
+    return [(unit, done, limit) for unit, done, limit in limits if limit is not None]
+
+
+def _more(limit: float, done: float) -> int:
+    """A limit that trains longer, rounded up to two digits: three times the present one, or twice what is done."""
+    wanted = max(1, math.ceil(3 * limit), math.ceil(2 * done))
+    unit = 10 ** max(0, len(str(wanted)) - 2)
+    return -(-wanted // unit) * unit
+
+
+def _minutes(value: float) -> str:
+    if value < 1.0 / 60.0:
+        return "less than a second"
+    return "1 minute" if value == 1.0 else f"{amount(value)} minutes"

@@ -374,7 +374,8 @@ def _end_in_words(
         told = f"{stopped_by_the_clock(settings, *count)}: another run of this config ends where its own clock says"
         folder.write_run({**read_run(folder.path), "identity": told})
     if journal.out_of_time or nothing_left:
-        return (used_up(settings, folder.path, *count, by_clock=journal.out_of_time, nothing=nothing_left),)
+        spent, clock = journal.done.wall_s, journal.out_of_time
+        return (used_up(settings, folder.path, *count, spent, by_clock=clock, nothing=nothing_left),)
     return (_UNLEARNED,) if learner.counters.updates_performed == 0 else ()
 
 

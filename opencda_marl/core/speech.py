@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,9 +10,22 @@ from typing import Any
 from opencda_marl.core.events import EpisodeDone, Evaluated, Finished, Note, Started, TrainEvent
 from opencda_marl.core.spans import SPANS
 
-__all__ = ["Speech", "about", "averages", "counted", "number", "percent", "plain", "seconds", "spans_in_words"]
+__all__ = [
+    "Speech",
+    "about",
+    "amount",
+    "averages",
+    "counted",
+    "number",
+    "percent",
+    "plain",
+    "seconds",
+    "spans_in_words",
+]
 
 _EVERY = 10.0  # [s] between two lines of episodes
+_FOREVER = 1e9  # [s], some 30 years: more than that is not told apart
+_LONG = "more than 30 years"
 _DEAREST = 3  # spans in a line of episodes; all of them are in episodes.jsonl
 
 _INIT = (
@@ -43,9 +57,11 @@ def percent(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration [s] as 1:05 or 2:01:05, `-` for none."""
-    if value is None:
+    """A duration [s] as 1:05 or 2:01:05, `-` for none; infinity and the like are `more than 30 years`."""
+    if value is None or math.isnan(value):
         return "-"
+    if value > _FOREVER:
+        return _LONG
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -55,10 +71,13 @@ def about(value: float) -> str:
     """A duration [s] that is only roughly known: `about 2 minutes`."""
     if value < 45.0:
         return "less than a minute"
+    if value > _FOREVER:
+        return _LONG
     minutes = round(value / 60.0)
     if minutes < 100:
         return "about a minute" if minutes == 1 else f"about {minutes} minutes"
-    return f"about {minutes / 60.0:.0f} hours"
+    hours = round(minutes / 60.0)
+    return f"about {hours} hours" if hours < 100 else f"about {counted(round(hours / 24.0), 'day')}"
 
 
 def plain(text: str) -> str:
@@ -66,9 +85,18 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
+def amount(value: float) -> str:
+    """A number from 0 as a person says it: `4.9`, `5000`, `2.5 million`, `more than 1000 billion`."""
+    if value < 1_000_000:
+        return str(value) if isinstance(value, int) else f"{value:.6g}" if value < 999_999 else "1 million"
+    if value < 1_000_000_000:
+        return f"{value / 1e6:.4g} million"
+    return f"{value / 1e9:.4g} billion" if value <= 1_000_000_000_000 else "more than 1000 billion"
+
+
 def counted(count: int, what: str) -> str:
-    """`1 episode`, `2 episodes`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    """`1 episode`, `2 episodes`, `2.5 million episodes`."""
+    return f"{amount(count)} {what}" if count == 1 else f"{amount(count)} {what}s"
 
 
 class Speech:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from opencda_marl import outlook
 from opencda_marl.config import load_profile
-from opencda_marl.core.speech import about
+from opencda_marl.core.speech import about, seconds
 from opencda_marl.outlook import densities, plan, table_episodes, used_up
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import DemandSettings
@@ -69,14 +70,52 @@ def test_how_a_density_comes_about() -> None:
 def test_how_long_in_words() -> None:
     said = [about(value) for value in (3, 50, 125, 3600, 9000)]
     assert said == ["less than a minute", "about a minute", "about 2 minutes", "about 60 minutes", "about 2 hours"]
+    assert [about(value) for value in (1e6, math.inf)] == ["about 12 days", "more than 30 years"]
+    spoken = [seconds(value) for value in (None, math.nan, 65.4, 7265.0, 1e300, math.inf)]
+    assert spoken == ["-", "-", "1:05", "2:01:05", "more than 30 years", "more than 30 years"]
+
+
+def test_numbers_are_those_of_a_person() -> None:
+    endless = RunSettings(max_episodes=10**30, max_env_steps=2_500_000, max_minutes=1e300)
+    said = "more than 1000 billion episodes of 120 s or 2.5 million steps or more than 1000 billion minutes of training"
+    assert plan(endless, table=False).startswith(f"{said}, ")
+    assert plan(RunSettings(max_minutes=1e-9), table=False).startswith("less than a second of training, in")
+    assert plan(RunSettings(max_minutes=1.0), table=False).startswith("1 minute of training, in")
 
 
 def test_what_trains_longer() -> None:
     settings = RunSettings(max_episodes=300, max_minutes=5.0)
-    said = used_up(settings, Path("my run"), 108, 0, by_clock=True, nothing=False)
+    said = used_up(settings, Path("my run"), 108, 0, 301.0, by_clock=True, nothing=False)
     assert said == (
         "stopped by max_minutes=5 after 108 of 300 episodes; "
         "to train longer: opencda-marl run --resume 'my run' max_minutes=15"
     )
-    said = used_up(settings, Path("r"), 300, 0, by_clock=False, nothing=True)
-    assert said.endswith("used up: 300 episodes; to train longer: opencda-marl run --resume r max_episodes=600")
+    said = used_up(settings, Path("r"), 300, 0, 100.0, by_clock=False, nothing=True)
+    assert said.endswith("used up: 300 episodes; to train longer: opencda-marl run --resume r max_episodes=900")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "done", "said", "more"),
+    [
+        ({"max_episodes": 100, "max_env_steps": 120}, (2, 240, 9.0), "240 steps", "max_env_steps=480"),
+        ({"max_episodes": 2, "max_env_steps": 9}, (3, 30, 9.0), "3 episodes and 30 steps", "max_episodes=6 max_env_steps=60"),  # noqa: E501
+        ({"max_episodes": 9, "max_env_steps": 900}, (9, 24, 9.0), "9 episodes", "max_episodes=27"),
+        ({"max_env_steps": 1000}, (9, 123_456, 9.0), "123456 steps", "max_env_steps=250000"),
+        ({"max_minutes": 1.0}, (9, 24, 294.0), "4.9 minutes of training", "max_minutes=10"),
+        ({"max_minutes": 1e-9}, (1, 24, 0.5), "less than a second of training", "max_minutes=1"),
+    ],
+)  # fmt: skip
+def test_the_limit_that_was_reached_is_raised_above_what_is_done(
+    budgets: dict[str, float], done: tuple[int, int, float], said: str, more: str
+) -> None:
+    """Any other limit, or a lower one, would change nothing."""
+    line = used_up(RunSettings(**budgets), Path("r"), *done, by_clock=False, nothing=True)
+    told = f"nothing was trained, the budget is used up: {said}; to train longer: opencda-marl run --resume r {more}"
+    assert line == told
+
+
+def test_the_clock_is_told_more_than_it_has_run() -> None:
+    settings = RunSettings(max_episodes=100, max_env_steps=1000, max_minutes=1.0)
+    line = used_up(settings, Path("r"), 20, 800, 294.0, by_clock=True, nothing=True)
+    assert "stopped by max_minutes=1 after 800 of 1000 steps; " in line, "the nearest of the counts"
+    assert line.endswith(" r max_minutes=10")
