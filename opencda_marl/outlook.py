@@ -130,7 +130,7 @@ def _counts(settings: RunSettings, episodes: int, env_steps: int) -> list[tuple[
 def _more(limit: float, done: float) -> int:
     """A limit that trains longer, rounded up to two digits: three times the present one, or twice what is done."""
     wanted = max(1, math.ceil(3 * limit), math.ceil(2 * done))
-    unit = 10 ** max(0, len(str(wanted)) - 2)
+    unit = int(10 ** max(0, len(str(wanted)) - 2))
     return -(-wanted // unit) * unit
 
 
