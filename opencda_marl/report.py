@@ -57,6 +57,7 @@ COLUMNS = {
 
 _MODULE = "opencda_marl.evaluate"
 _DEAR = ("policy", "rule_based")
+_HUGE = 1e15  # no figure of a table is as large; neither is inf or NaN smaller
 _PERCENT = ("success_rate", "collision_rate", "near_miss_rate")
 
 
@@ -82,17 +83,33 @@ def kept_report(run: Path) -> Report | None:
         return None
     try:
         rows = json.loads(read_regular(table))
-        whole = all(COLUMNS.keys() <= {*row} and row["trained_episodes"] == _episode(latest) for row in rows)
+        own = rows[0]["policy"]
+        evaluation = from_run_folder(run).evaluation
+        wanted = [(who, rate) for who in (own, *evaluation.controllers) for rate in evaluation.rates_vph]
+        whole = [(row["policy"], row["rate_vph"]) for row in rows] == wanted and all(
+            row["trained_episodes"] == _episode(latest) and _figures(row) for row in rows
+        )
         checkpoint = run / "checkpoints" / Path(rows[0]["checkpoint"]).name
         if not whole or not checkpoint.is_dir():
             return None
-        verdict = in_words(judge(rows, rows[0]["policy"]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError):  # of an earlier version, or edited: it is made again
+        markdown(rows)
+        verdict = in_words(judge(rows, own))
+    # of an earlier version, or edited: it is made again
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return None
     plots = [file for name in ("learning", "traffic") if (file := run / "plots" / f"{name}.png").is_file()]
     made = table.with_suffix(".md")
     following = next_line(run, checkpoint)
     return Report(rows, checkpoint, made if made.is_file() else None, plots, following, verdict=verdict, kept=True)
+
+
+def _figures(row: Mapping[str, Any]) -> bool:
+    """Are all columns of a row there, and figures that can be?"""
+    found = [row[name] for name in COLUMNS if name != "policy"]
+    shares = [row[name] for name in _PERCENT]
+    return all(value is None or (type(value) in (int, float) and abs(value) < _HUGE) for value in found) and all(
+        value is None or 0.0 <= value <= 1.0 for value in shares
+    )
 
 
 def _episode(checkpoint: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Mapping
@@ -175,6 +176,19 @@ def test_a_table_is_kept_as_long_as_nothing_is_trained(
     for broken in ("", "[]", "{}", whole[:-20], whole.replace("near_miss_rate", "x"), whole.replace("trained_ep", "x")):
         table.write_text(broken)
         assert kept_report(run) is None, "it is made again"
+    for index, name, value in (
+        *((0, "success_rate", value) for value in ("abc", 1.5, math.nan, True)),
+        *((1, name, value) for name, value in (("rate_vph", "x"), ("vehicles", 10**400), ("per_episode", 3))),
+        *((2, name, value) for name, value in (("policy", "x"), ("mean_delay_s", math.inf), ("crashed", [[1, 2]]))),
+    ):
+        rows = json.loads(whole)
+        rows[index][name] = value
+        table.write_text(json.dumps(rows))
+        assert (kept_report(run) is None) == (name != "crashed"), name
+    table.write_text(json.dumps(json.loads(whole)[:-1]))
+    assert kept_report(run) is None, "a part of it is not it"
+    table.write_text("[" * 100_000)
+    assert kept_report(run) is None
     table.write_text(whole)
     with RunFolder.resume(run) as folder:
         folder.checkpoints.save(3, LearnerState({}, {}), {})
