@@ -12,7 +12,8 @@ constexpr int kMostVectors = 4;  // of outputs in a tile
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline Vector bent(Vector x, int32_t bend) {
+// Compiled once, not into every tile: there a compiler may join products and sums in one way here and another there.
+__attribute__((noinline)) Vector bent(Vector x, int32_t bend) {
   if (bend == kTanh) return hyperbolic_tangent(x);
   if (bend == kRelu) return x < 0.0f ? Vector{} : x;  // this way round NaN stays NaN
   return x;
@@ -44,7 +45,7 @@ void tile(const Product& p) {
     for (int row = 0; row < Rows; ++row) {
       const Vector x = Vector{} + p.x[row * p.x_stride + k];
 #pragma GCC unroll 4
-      for (int v = 0; v < Vectors; ++v) sums[row][v] += w[v] * x;
+      for (int v = 0; v < Vectors; ++v) sums[row][v] = multiply_add(w[v], x, sums[row][v]);
     }
   }
   for (int row = 0; row < Rows; ++row)

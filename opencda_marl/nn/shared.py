@@ -66,9 +66,9 @@ class Area:
 
     def close(self) -> None:
         """Let go of it; the system frees it with the last one. May be called twice."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _stride(count: int) -> int:
