@@ -53,5 +53,14 @@ def compare_forms(
     return state, np.array(measured)
 
 
+def in_turn(batches: Sequence[Mapping[str, Tensor]], rates: Sequence[Mapping[str, float]]) -> list[dict[str, Tensor]]:
+    """Inputs of one step for each of the rates: the batches in turn, and the rates as tensors of their precision."""
+    dtype = batches[0]["ego"].dtype
+    return [
+        {**batches[i % len(batches)], **{name: torch.tensor(value, dtype=dtype) for name, value in each.items()}}
+        for i, each in enumerate(rates)
+    ]
+
+
 def _share(difference: Tensor, change: Tensor) -> float:
     return (difference.norm() / change.norm().clamp_min(1e-12)).item()

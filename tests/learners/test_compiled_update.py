@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
-from forms import compare_forms
+from forms import compare_forms, in_turn
 from torch import Tensor
 from toy_world import BARE, LEVELS, SPEC, SPEED, World
 
@@ -64,14 +64,8 @@ def compare(
     form = UpdateForm(step, "compiled")
     assert form.mode == ("eager" if why_not_compiled() else "compiled"), form.note  # eager: torch's path has a space
     first = {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "step": theta.new_zeros(())}
-    inputs = [
-        batches[i % 3]
-        | {
-            "learning_rate": torch.tensor(1e-2 / (1 + i % 7), dtype=dtype),
-            "entropy_weight": torch.tensor(0.01 * (i % 3), dtype=dtype),
-        }
-        for i in range(UPDATES)
-    ]
+    rates = [{"learning_rate": 1e-2 / (1 + i % 7), "entropy_weight": 0.01 * (i % 3)} for i in range(UPDATES)]
+    inputs = in_turn(batches, rates)
     eager, measured = compare_forms(
         lambda _, state, given: step(state, given),
         lambda _, state, given: form(state, given),

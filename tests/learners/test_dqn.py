@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
-from forms import Step, compare_forms
+from forms import Step, compare_forms, in_turn
 from test_learning import pick, score
 from test_matd3 import LEARNING, busy, same, saved, train_on_sumo
 from toy_world import BARE, LEVELS, SPEC, World
@@ -138,10 +138,7 @@ def compare(encoder: str, spec: ObservationSpec, dtype: torch.dtype, *, trained:
     rates = [
         {"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5), "epsilon": 0.5 / (1 + i)} for i in range(100)
     ]
-    inputs = [
-        batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in each.items()}
-        for i, each in enumerate(rates)
-    ]
+    inputs = in_turn(batches, rates)
     _, measured = compare_forms(step_of(eager), step_of(compiled), first, inputs, tolerance=1e-9)
     assert measured.shape == (100, len(METRICS))
 

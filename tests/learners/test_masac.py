@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
-from forms import compare_forms
+from forms import compare_forms, in_turn
 from test_learning import follow, score
 from torch import Tensor
 from toy_world import BARE, SPEC, SPEED, World
@@ -93,10 +93,7 @@ def compare(algorithm: str, encoder: str, spec: ObservationSpec, dtype: torch.dt
     form = UpdateForm(step, "compiled")  # the whole step as one graph, or an error
     assert form.mode == ("eager" if why_not_compiled() else "compiled"), form.note
     rates = [{"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.05 * (1 + i % 3)} for i in range(UPDATES)]
-    inputs = [
-        batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in each.items()}
-        for i, each in enumerate(rates)
-    ]
+    inputs = in_turn(batches, rates)
     eager, measured = compare_forms(
         lambda _, state, given: step(state, given),
         lambda _, state, given: form(state, given),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from driving_school import build, drive, small
-from forms import Step, compare_forms
+from forms import Step, compare_forms, in_turn
 from test_learning import follow, score, tug
 from toy_world import BARE, SPEC, SPEED, World
 
@@ -205,10 +205,7 @@ def compare(algorithm: str, encoder: str, spec: ObservationSpec, dtype: torch.dt
         )
 
     rates = [{"learning_rate": 1e-2 / (1 + i % 7), "tau": 0.01 * (1 + i % 5)} for i in range(100)]
-    inputs = [
-        batches[i % 3] | {name: torch.tensor(value, dtype=dtype) for name, value in each.items()}
-        for i, each in enumerate(rates)
-    ]
+    inputs = in_turn(batches, rates)
     _, measured = compare_forms(step_of(eager), step_of(compiled), first, inputs, tolerance=1e-9)
     assert measured.shape == (100, len(METRICS))
 
