@@ -67,14 +67,14 @@ def benchmark(
     wanted = _wanted(only, seeds, budget_minutes, densities, episodes, settings)
     command = "opencda-marl " + " ".join(shlex.quote(word) for word in sys.argv[1:] if word != "--json")
     console = _console(as_json)
-    if page is not None and not dry_run:
-        _page(page)
+    if page is not None:
+        _page(page, dry=dry_run)
     if collect or generalisation is not None:
         with quiet_stdout(as_json):
             if generalisation is not None:
                 require_writable(out)
                 _generalise(console, generalisation, wanted, results, out, parallel, command)
-            answer = _collected(results, wanted, page, console)
+            answer = _collected(results, wanted, page, console, collect=collect)
         _say(answer, as_json)
         return
     cells, entrants = make_cells(wanted, name_tables(), config_root=config_root)
@@ -123,6 +123,9 @@ def _wanted(
                 f"--budget-minutes {text!r} names nobody before the =",
                 fix=f"for all learners: --budget-minutes {value}; for one: --budget-minutes mappo={value}",
             )
+        if name.strip() in minutes:
+            whose = f"for {name.strip()}" if named else "for all learners"
+            raise ConfigError(f"--budget-minutes is given twice {whose}", fix="once for all, once for each name")
         minutes[name.strip()] = _number(value, "--budget-minutes", 100_000.0)
     names = _words(only)
     if only is not None and not names:
@@ -153,14 +156,18 @@ def _number(text: str, flag: str, most: float, least: float = 0.01) -> float:
     return float(f"{value:g}")  # as it is written in names and files
 
 
-def _page(page: Path) -> str:
+def _page(page: Path, *, dry: bool = False) -> str:
     """The page that tables go to: there, text, with a place for them, and writable; asked before anything is measured.
+
+    Args:
+        page: its file.
+        dry: nothing may be written, not even to see whether it can be.
 
     Raises:
         ConfigError: it is not.
     """
     from opencda_marl.benchmark.page import updated_page
-    from opencda_marl.core.files import read_regular, require_writable, typed
+    from opencda_marl.core.files import could_be_written, read_regular, require_writable, typed
 
     fix = "--page FILE, a page with lines for the tables: docs/benchmark.md"
     try:
@@ -173,7 +180,7 @@ def _page(page: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"the page {typed(page)} is no text (UTF-8): {error}", fix=fix) from error
     updated_page(text, "", typed(page))
-    require_writable(page.parent)
+    (could_be_written if dry else require_writable)(page.parent)
     return text
 
 
@@ -241,12 +248,16 @@ def _generalise(
         )
 
 
-def _collected(results: Path, wanted: Wanted, page: Path | None, console: Console) -> dict[str, Any]:
+def _collected(
+    results: Path, wanted: Wanted, page: Path | None, console: Console, *, collect: bool = False
+) -> dict[str, Any]:
     from opencda_marl.benchmark.page import page_text, updated_page
     from opencda_marl.benchmark.results import find_results
     from opencda_marl.benchmark.tables import aggregates, missing, rows_of, verdicts
-    from opencda_marl.core.files import write_whole
+    from opencda_marl.core.files import typed, write_whole
 
+    if collect and not results.exists():
+        raise ConfigError(f"there is no folder {typed(results)}", fix="--results FOLDER, with the files of results")
     if results.exists() and not results.is_dir():
         raise ConfigError(f"{results} is a file", fix="--results FOLDER, the folder that the files of results are in")
     files = find_results([results] if results.is_dir() else [])
@@ -255,7 +266,8 @@ def _collected(results: Path, wanted: Wanted, page: Path | None, console: Consol
     found = files.results
     if page is not None and not any(result.get("densities") for result in found):
         raise ConfigError(f"there are no results in {results}, so {page} stays as it is", fix="--results FOLDER")
-    text = page_text(found, wanted.densities)
+    asked = wanted.only if page is None else ()  # the page is about everybody
+    text = page_text(found, wanted.densities, asked=asked)
     if page is not None:
         write_whole(page, updated_page(_page(page), text, str(page)).encode())
     console.print(text, markup=False, soft_wrap=True)
@@ -267,7 +279,7 @@ def _collected(results: Path, wanted: Wanted, page: Path | None, console: Consol
         "rows": rows_of(driven, wanted.densities),
         "aggregates": aggregates(driven, wanted.densities),
         "verdicts": verdicts(driven, wanted.densities),
-        "missing": missing(driven, wanted.densities),
+        "missing": missing(driven, wanted.densities, wanted.only) if wanted.only else missing(driven, wanted.densities),
         "notes": files.notes,
     }
 

@@ -40,6 +40,8 @@ _Settings = TypeVar("_Settings")
 
 _TOLD = 30  # mistakes in one message; more are only counted
 
+_LARGEST = 2**53  # of whole numbers without a bound: beyond it floats, which share them out, are no longer exact
+
 _YAML_KEYS = {"individual_weight": "lambda"}  # a word of Python that cannot be a field
 
 
@@ -342,9 +344,19 @@ def _out_of_bounds(cls: type, tree: Mapping[str, Any], keys: Keys) -> Iterator[P
         named = {(*path, key): item for key, item in value.items()} if isinstance(value, dict) else {path: value}
         for place, item in named.items():
             for name, number in _numbers(item, ".".join(place)):
-                if not math.isfinite(number) or not _inside(number, bounds):
-                    text = _interval(bounds) if math.isfinite(number) else "a finite number"
-                    yield Problem(place, f"{name} is {dump_scalar(number)}; it must be {text}", f"write {text}")
+                text = _wanted(number, bounds)
+                if text:
+                    yield Problem(place, f"{name} is {_shown(number)}; it must be {text}", f"write {text}")
+
+
+def _wanted(number: float, bounds: Between) -> str:
+    """What a number must be that is not allowed; empty: it is."""
+    if isinstance(number, int):
+        if bounds.high is None and abs(number) > _LARGEST:
+            return f"at most {_LARGEST}"
+    elif not math.isfinite(number):
+        return "a finite number"
+    return "" if _inside(number, bounds) else _interval(bounds)
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

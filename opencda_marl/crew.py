@@ -32,6 +32,7 @@ from opencda_marl.core import errors
 from opencda_marl.core.children import Child
 from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, WorkerError
 from opencda_marl.core.files import array_bytes, arrays_of
+from opencda_marl.core.forms import form_of
 from opencda_marl.core.machine import cores
 from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.spans import Spans
@@ -124,6 +125,9 @@ class Alone:
 
     def begin(self) -> None:
         """Nobody has to be awaited."""
+
+    def agree(self, described: Mapping[str, Any]) -> None:
+        """With itself it always does."""
 
     def hand_out(self, starts: Sequence[Start]) -> None:
         """There is nobody to hand anything to."""
@@ -249,6 +253,25 @@ class Crew:
         with self.spans("wait"):
             found = self.joined.gather(_packed_part(part) if self.rank else b"")
         return [part, *map(_unpacked_part, found[1:])] if self.rank == 0 else []
+
+    def agree(self, described: Mapping[str, Any]) -> None:
+        """See that everybody computes updates in one form: after the first one in two their weights would differ.
+
+        Args:
+            described: the init line of this worker's learner.
+
+        Raises:
+            WorkerError: they do not, or one of them is gone.
+        """
+        own = str(described.get("update_passes", ""))
+        forms = [found.decode() for found in self.joined.share(own.encode())]
+        if len({form_of(found) for found in forms}) > 1:
+            told = "; ".join(f"worker {rank} in {found}" for rank, found in enumerate(forms))
+            raise WorkerError(
+                f"the workers compute updates in different forms: {told}",
+                fix="a compiler that one of them lacks, or could not start, is usually the reason; try again, or see "
+                "to it that all of them have it, or none (CXX=none)",
+            )
 
     def hand_out(self, starts: Sequence[Start]) -> None:
         """Tell everybody where to begin; by worker 0, with a start for each."""

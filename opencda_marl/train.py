@@ -265,6 +265,7 @@ def _run(
             with closing(learner):
                 # before the checkpoint is read: it leaves no trace in a fresh learner
                 warm_up(settings, simulator, learner)
+                crew.agree(learner.describe())
                 done, start = _restore(folder, learner, facts, env, crew.size)
                 planned = plan(settings, done=done.episodes, table=table)
                 _announce(folder, settings, facts, (simulator.info, env.observation_spec), learner, done, planned, hear)

@@ -52,6 +52,7 @@ def assist(place: Place, store: Store | None = None) -> None:
             learner = make_learner(settings, env.observation_spec, env.action_spec, group=crew.group)
             with closing(learner):
                 warm_up(settings, simulator, learner)
+                crew.agree(learner.describe())
                 start = crew.receive()
                 if start.state is not None:
                     learner.load(start.state, weights_only=start.weights_only)

@@ -33,13 +33,16 @@ def densities_in(results: Sequence[Mapping[str, Any]]) -> list[float]:
     return sorted({float(key) for result in results for key in result.get("densities", {})})
 
 
-def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], *, whole: bool = True) -> str:
+def page_text(
+    results: Sequence[Mapping[str, Any]], densities: Sequence[float], *, whole: bool = True, asked: Sequence[str] = ()
+) -> str:
     """All tables as Markdown.
 
     Args:
         results: files of results.
         densities: columns of the benchmark.
         whole: list what the whole benchmark lacks; False: only what these runs lack.
+        asked: learners and controllers of which alone it is listed whether they were measured; empty: all.
     """
     measured = [result for result in results if result.get("densities")]
     rows = rows_of(measured, densities)
@@ -60,7 +63,8 @@ def page_text(results: Sequence[Mapping[str, Any]], densities: Sequence[float], 
         parts.append("### Better than simple drivers?\n")
         parts.append((_beaten if whole else _told)(measured, densities))
     parts += [_generalisation(result) for result in results if result.get("cases")]
-    absent = missing(measured, densities) if whole else missing(measured, densities, _policies(measured))
+    asked = asked if whole else _policies(measured)
+    absent = missing(measured, densities, asked) if asked else missing(measured, densities)
     if absent or not all(result.get("own") for result in results):
         parts.append("### What is missing\n\n" + ("".join(f"- {line}\n" for line in absent) or "Nothing.\n"))
     parts.append(_origins(results, table))

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.files import write_whole, writing
+from opencda_marl.core.scratch import drop_scratch_folders, sweep
 
 __all__ = ["Child", "OneAtATime", "answer", "end_with_parent", "read_request", "run_all"]
 
@@ -95,7 +97,9 @@ class Child:
         """End it if it still runs; may be called twice."""
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+            self._process.wait()
+            with suppress(OSError):  # it had no time to remove anything
+                sweep()
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -216,6 +220,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.read(0, 1024):
             pass
+        drop_scratch_folders()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()

@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["changed_forms", "forms_of", "with_forms"]
+__all__ = ["changed_forms", "form_of", "forms_of", "with_forms"]
 
-_NAMES = ("device", "acting_device", "update_mode", "update_passes", "encoder_form", "actor_form", "gradient_sums")
+_NAMES = (
+    "device",
+    "acting_device",
+    "update_mode",
+    "update_passes",
+    "encoder_form",
+    "actor_form",
+    "kernels",
+    "gradient_sums",
+)
 _UNKNOWN = (None, "auto", "none")  # not measured yet, or not there
 
 
@@ -45,14 +54,14 @@ def changed_forms(facts: Mapping[str, Any], init: Mapping[str, Any], *, workers:
     for name, text in forms_of(init).items():
         if name == "gradient_sums" and workers < 3:
             continue
-        now = _form(text)
-        known = [_form(forms.get(name)) for forms in earlier]
+        now = form_of(text)
+        known = [form_of(forms.get(name)) for forms in earlier]
         others = [form for form in known if form not in _UNKNOWN and form != now]
         if others and now not in _UNKNOWN:
             found.append(f"{name} was {others[-1]}, is {now}")
     return found
 
 
-def _form(text: str | None) -> str | None:
+def form_of(text: str | None) -> str | None:
     """Without the reason that may stand behind it in brackets."""
     return None if text is None else text.partition(" (")[0]

@@ -1,5 +1,7 @@
 """Temporary folders that go with their process; those of killed processes are swept away.
 
+A process that is about to end at once calls `drop_scratch_folders`; whoever has killed one calls `sweep`.
+
 Each holds a file that its process keeps locked. The system lets go of the lock when the process ends, however it does,
 and a lock is seen from other containers that share the place, too: what is not locked belongs to nobody. Only folders
 with that file, of the same user, are ever touched.
@@ -13,10 +15,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["scratch_folder"]
+__all__ = ["drop_scratch_folders", "scratch_folder", "sweep"]
 
 _PREFIX = "opencda-marl-scratch-"
 _LOCK = ".opencda-marl-in-use"
+_OPEN: set[str] = set()  # of this process
 
 
 class _Scratch(tempfile.TemporaryDirectory[str]):
@@ -31,10 +34,12 @@ class _Scratch(tempfile.TemporaryDirectory[str]):
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError:  # a file system without locks: then nobody sweeps here
             os.unlink(Path(self.name, _LOCK))
+        _OPEN.add(self.name)
 
     def cleanup(self) -> None:
         """Remove it; may be called twice."""
         super().cleanup()
+        _OPEN.discard(self.name)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -49,9 +54,24 @@ def scratch_folder(what: str = "") -> tempfile.TemporaryDirectory[str]:
     Raises:
         OSError: there is no place for temporary files, or it is full.
     """
+    sweep()
+    return _Scratch(f"{_PREFIX}{os.getpid()}-{what}{'-' if what else ''}")
+
+
+def drop_scratch_folders() -> None:
+    """Remove what this process has, because it is about to end without a further word."""
+    for name in tuple(_OPEN):
+        shutil.rmtree(name, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the folders of processes that are gone.
+
+    Raises:
+        OSError: there is no place for temporary files.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _sweep(folder)
-    return _Scratch(f"{_PREFIX}{os.getpid()}-{what}{'-' if what else ''}")
 
 
 def _sweep(folder: Path) -> None:

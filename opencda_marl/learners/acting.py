@@ -23,6 +23,7 @@ from opencda_marl.nn.context import ActingEncoder, Encoder, encoder_version
 from opencda_marl.nn.device import resolve_acting_threads, set_threads, torch_build
 from opencda_marl.nn.flat import Layout
 from opencda_marl.nn.heads import ActingHead
+from opencda_marl.nn.native import build_of_library
 from opencda_marl.nn.replica import Replica, resolve_acting_device
 from opencda_marl.settings.networks import NetworkSettings, own_settings
 from opencda_marl.settings.run import RunSettings
@@ -177,6 +178,7 @@ class ActingPolicy:
             "torch": torch_build(),
             "encoder_form": self._form,
             "actor_form": self._actor_form,
+            "kernels": build_of_library() if "cpu" in (self.device.type, self._training.type) else "none",
         }
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -53,8 +53,8 @@ def pool(
     if len(set(tags)) > 1:
         raise WorkerError(
             f"the workers' weights came apart (checksums {', '.join(f'{tag:08x}' for tag in tags)})",
-            fix="machines of different processors or compilers round differently: use equal ones; on one machine this "
-            "is a defect of the program, please report it with the profile",
+            fix="processors, compilers and builds of PyTorch that differ round differently: use equal machines; where "
+            "all workers are on one machine this is a defect of the program, please report it with the profile",
         )
     shared = [found.pop(_SCENES) for found in tables]
     first = np.cumsum([0, *(len(one) for one in shared)])

@@ -91,18 +91,23 @@ void opencda_pool(const float* lines, const int32_t* counts, float* out, int64_t
 
 // The gradient before the relu whose output was pooled; equal maxima share theirs, as torch has it.
 //   lines, counts as above;  pooled, given [rows, 2 * hidden];  out [sum of counts, hidden];  scratch [hidden]
-void opencda_pool_back(const float* lines, const int32_t* counts, const float* pooled, const float* given, float* out,
-                       float* __restrict scratch, int64_t rows, int64_t hidden) {
+void opencda_pool_back(const float* __restrict lines, const int32_t* counts, const float* __restrict pooled,
+                       const float* __restrict given, float* __restrict out, float* __restrict scratch, int64_t rows,
+                       int64_t hidden) {
   for (int64_t i = 0; i < rows; ++i, pooled += 2 * hidden, given += 2 * hidden) {
     const int32_t count = counts[i];
     const float share = 1.0f / float(count > 0 ? count : 1);
     std::memset(scratch, 0, sizeof(float) * hidden);
     for (int32_t k = 0; k < count; ++k)
       for (int64_t j = 0; j < hidden; ++j) scratch[j] += lines[k * hidden + j] == pooled[j] ? 1.0f : 0.0f;
-    for (int64_t j = 0; j < hidden; ++j) scratch[j] = scratch[j] > 0.0f ? given[j] / scratch[j] : 0.0f;
+    for (int64_t j = 0; j < hidden; ++j) {  // a quotient of each, wanted or not: no branch
+      const float quotient = given[j] / scratch[j];
+      scratch[j] = scratch[j] > 0.0f ? quotient : 0.0f;
+    }
     for (int32_t k = 0; k < count; ++k, lines += hidden, out += hidden)
       for (int64_t j = 0; j < hidden; ++j) {
-        const float both = given[hidden + j] * share + (lines[j] == pooled[j] ? scratch[j] : 0.0f);
+        const float most = scratch[j];
+        const float both = given[hidden + j] * share + (lines[j] == pooled[j] ? most : 0.0f);
         out[j] = lines[j] > 0.0f ? both : 0.0f;
       }
   }

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,14 @@ from opencda_marl.core.programs import await_true, run_program, telling_line
 from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.settings.networks import Activation
 
-__all__ = ["BENDS", "bound", "cache_root", "find_compiler", "find_library", "why_not_kept"]
+__all__ = ["BENDS", "bound", "build_of_library", "cache_root", "find_compiler", "find_library", "why_not_kept"]
 
 BENDS: dict[Activation | None, int] = {None: 0, "tanh": 1, "relu": 2}
 """What bends a layer's output, as lanes.h numbers it."""
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("lstm.cpp", "dense.cpp", "fused.cpp", "shared.cpp"))
 _HEADERS = (Path(__file__).with_name("lanes.h"),)
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-shared", "-fPIC")
 _BUILD_SECONDS = 120.0
 _STALE = 3600.0  # [s] after which nobody is still writing a file
 _DIGEST = hashlib.sha256().digest_size
@@ -45,6 +45,7 @@ _LOG = "compiler.log"
 class _Found:
     library: ctypes.CDLL | None
     why: str | None = None  # there is none
+    build: str = "none"  # which one it is
     unkept: str | None = None  # it was built, but each start has to do so again
 
 
@@ -110,25 +111,40 @@ def why_not_kept() -> str | None:
     return None if found is None else found.unkept
 
 
+def build_of_library() -> str:
+    """Which library this process computes with: one for each version of the sources, compiler command and processor, so
+    two of another name may round differently; `none` where there is none.
+
+    Raises:
+        Interrupted, SystemExit: see `find_library`.
+    """
+    find_library()
+    command, _ = find_compiler()
+    return "none" if command is None else _FOUND[_asked(command)].build
+
+
 def _asked(command: Sequence[str]) -> tuple[str, ...]:
     return (*command, *(os.environ.get(name, "") for name in ("OPENCDA_MARL_CACHE", "XDG_CACHE_HOME", "HOME")))
 
 
 def _find(command: Sequence[str]) -> _Found:
     """From the cache; built where it is missing, damaged, or has not what it should have."""
-    target = _target(command)
-    kept = _kept(target)
-    if kept is not None:
-        return kept
-    with _alone(target):
-        kept = _kept(target)  # another process may have built it meanwhile
-        if kept is not None:
-            return kept
-        try:
-            with scratch_folder("build") as folder:
-                return _built(command, Path(folder), target)
-        except (OSError, TimeoutError) as error:  # no temporary folder, no process, too slow
-            return _Found(None, str(error))
+    key = _key(command)
+    target = _target(key)
+    found = _kept(target)
+    if found is None:
+        with _alone(target):
+            found = _kept(target) or _made(command, target)  # another process may have built it meanwhile
+    return found if found.library is None else replace(found, build=key)
+
+
+def _made(command: Sequence[str], target: Path | None) -> _Found:
+    """Built now."""
+    try:
+        with scratch_folder("build") as folder:
+            return _built(command, Path(folder), target)
+    except (OSError, TimeoutError) as error:  # no temporary folder, no process, too slow
+        return _Found(None, str(error))
 
 
 def _kept(target: Path | None) -> _Found | None:
@@ -189,15 +205,20 @@ def _locked(lock: Path) -> int | None:
     return None
 
 
-def _target(command: Sequence[str]) -> Path | None:
-    """Where the library of these sources, this command and this processor is kept; None: there is no such place."""
+def _key(command: Sequence[str]) -> str:
+    """Of the library of these sources, this command and this processor."""
     key = hashlib.sha256()
     for source in (*_SOURCES, *_HEADERS):
         key.update(source.read_bytes())
     for part in (*_FLAGS, *command, platform.machine(), _processor()):
         key.update(part.encode())
+    return key.hexdigest()[:20]
+
+
+def _target(key: str) -> Path | None:
+    """Where that library is kept; None: there is no such place."""
     try:
-        return cache_root() / f"kernels-{key.hexdigest()[:20]}.so"
+        return cache_root() / f"kernels-{key}.so"
     except RuntimeError:
         return None
 

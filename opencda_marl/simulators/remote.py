@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ from jaxtyping import Float64, Int64
 from opencda_marl.core import errors
 from opencda_marl.core.errors import DeadlineError, OpenCDAError, SimulatorError
 from opencda_marl.core.roads import Roads
+from opencda_marl.core.scratch import drop_scratch_folders, sweep
 from opencda_marl.core.simulator import Simulator, SimulatorInfo
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.state import FIELDS, Command, Events, Schedule, TrafficState
@@ -122,6 +124,7 @@ def _leave_with_parent() -> None:
     if parent is not None:
         mp_connection.wait([parent.sentinel])
         time.sleep(_FAREWELL_SECONDS)  # a main thread that is not stuck has closed the simulator and is gone by then
+        drop_scratch_folders()
         os._exit(1)
 
 
@@ -167,6 +170,9 @@ def _end(process: SpawnProcess, pipe: Connection) -> None:
     pipe.close()
     if process.is_alive():
         process.kill()  # a stopped process ignores everything else
+        process.join()
+        with suppress(OSError):  # it had no time to remove anything
+            sweep()
     process.join()
 
 

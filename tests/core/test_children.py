@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +23,11 @@ request = read_request(sys.argv[1])
 end_with_parent()
 if "say" in request:
     print(request["say"], flush=True)
+if "place" in request:
+    import tempfile
+    from opencda_marl.core.scratch import scratch_folder
+    tempfile.tempdir = request["place"]
+    held = scratch_folder("child")
 if "fail" in request:
     raise ValueError("nothing works")
 time.sleep(request.get("sleep", 0.0))
@@ -43,6 +49,26 @@ def test_a_job_is_answered_with_one_thread(tmp_path: Path, module: str) -> None:
     found = child.result()
     assert (found["twice"], found["threads"]) == (42, "1")
     assert found["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize("by", ["parent", "itself"])
+def test_a_child_that_is_ended_leaves_no_temporary_folder(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    child = Child(module, {"value": 1, "sleep": 60.0, "place": str(place)}, folder=tmp_path / "jobs", name="job")
+    give_up = time.monotonic() + 30.0
+    while not list(place.glob("*/.opencda-marl-in-use")):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    if by == "itself":
+        assert child._process.stdin is not None
+        child._process.stdin.close()  # as when the parent is gone
+        assert child.wait(30.0)
+    child.close()
+    assert list(place.iterdir()) == []
 
 
 def test_a_failure_says_what_the_child_said(tmp_path: Path, module: str) -> None:

@@ -14,6 +14,7 @@ INIT = {
     "update_passes": "c++",
     "encoder_form": "none",
     "actor_form": "c++",
+    "kernels": "3f",
     "gradient_sums": "shared memory",
 }
 WITHOUT = {**INIT, "update_passes": "torch (no C++ compiler: g++ not found)", "gradient_sums": "gloo"}
@@ -49,6 +50,8 @@ def test_what_changed_in_words() -> None:
     assert changed_forms(facts, {**INIT, "update_mode": "eager", "encoder_form": "c++"}, workers=3) == [], (
         "as yet unknown"
     )
+    assert changed_forms(facts, {**INIT, "kernels": "9a"}, workers=1) == ["kernels was 3f, is 9a"], "another processor"
+    assert changed_forms(facts, {**INIT, "kernels": "none"}, workers=1) == [], "the passes tell"
     both = ["update_passes was c++, is torch", "gradient_sums was shared memory, is gloo"]
     assert changed_forms(facts, WITHOUT, workers=3) == both
     assert changed_forms(facts, WITHOUT, workers=2) == both[:1], "a + b is b + a"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from opencda_marl.core.scratch import scratch_folder
+from opencda_marl.core.scratch import drop_scratch_folders, scratch_folder, sweep
 
 _HELD = """
 import sys, tempfile
@@ -48,6 +48,15 @@ def test_what_a_killed_process_left_is_swept_and_what_is_in_use_stays(place: Pat
         assert not held.exists()
     assert not Path(made).exists()
     assert list(place.iterdir()) == []
+
+
+def test_whoever_ends_at_once_leaves_nothing(place: Path) -> None:
+    with scratch_folder("a") as made, scratch_folder("b"):
+        (Path(made) / "file").write_text("x")
+        sweep()
+        assert len(list(place.iterdir())) == 2, "in use"
+        drop_scratch_folders()
+        assert list(place.iterdir()) == []
 
 
 def test_folders_of_people_stay_whatever_they_are_called(place: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_compiler_that_hangs_is_given_up(
 def test_what_cannot_be_kept_is_used_all_the_same_and_said(
     cache: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    target = native._target([str(script)])
+    target = native._target(native._key([str(script)]))
     assert target is not None
     if obstacle == "a file for the folder":
         cache.touch()
@@ -106,7 +106,7 @@ def empty_library(path: Path) -> bytes:
 
 def test_a_library_without_our_functions_is_built_again(cache: Path, script: Path, tmp_path: Path) -> None:
     data = empty_library(tmp_path / "empty.so")
-    target = native._target([str(script)])
+    target = native._target(native._key([str(script)]))
     assert target is not None
     cache.mkdir()
     target.write_bytes(data + hashlib.sha256(data).digest())
@@ -211,7 +211,7 @@ def test_of_processes_that_start_together_one_compiles(cache: Path, script: Path
 def test_another_one_that_hangs_is_not_awaited_for_ever(
     cache: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = native._target([str(script)])
+    target = native._target(native._key([str(script)]))
     assert target is not None
     with native._alone(target):
         assert native._locked(target.with_name(f".{target.name}.lock")) is None

@@ -86,6 +86,28 @@ def drive(path: Path, settings: RunSettings = SETTINGS, prepare: Prepare = lambd
         return list(pool.map(one, (0, 1))), heard
 
 
+def test_workers_of_different_forms_are_refused_before_the_first_step() -> None:
+    store = dist.HashStore()
+
+    def one(rank: int, own: str) -> OpenCDAError | None:
+        with closing(Crew(Place(rank, 2, rank, 2), store, Spans(), StopRequest(), SETTINGS, "127.0.0.1")) as crew:
+            crew.begin()
+            crew.agree({"update_passes": "torch (no C++ compiler: g++ not found)", "kernels": str(rank)})
+            try:
+                crew.agree({"update_passes": own, "kernels": str(rank)})
+            except OpenCDAError as error:
+                return error
+            return None
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(one, (0, 1), ("c++", "torch (g++ failed)")))
+    for error in found:
+        assert isinstance(error, WorkerError)
+        assert error.message == (
+            "the workers compute updates in different forms: worker 0 in c++; worker 1 in torch (g++ failed)"
+        )
+
+
 def test_rounds_make_one_run(tmp_path: Path) -> None:
     (journal, _), heard = drive(tmp_path / "a")
     lines = read_episodes(tmp_path / "a")
