@@ -48,7 +48,8 @@ def pool(
     used, index = np.unique(table["scene"], return_inverse=True)
     tag = zlib.crc32(theta.detach().cpu().numpy().tobytes())
     own = {**table, "scene": index, _SCENES: scenes[used], _TAG: np.array([tag], np.int64)}
-    tables = [arrays_of(data) for data in group.share(array_bytes(own))]
+    packed = group.share(array_bytes(own))
+    tables = [own if rank == group.rank else arrays_of(data) for rank, data in enumerate(packed)]
     tags = [int(found.pop(_TAG)[0]) for found in tables]
     if len(set(tags)) > 1:
         raise WorkerError(

@@ -57,12 +57,12 @@ def read(process: int, where: tuple[int, int, int]) -> bytes | None:
     if descriptor < 0:
         return None
     with suppress(OSError), open(f"/proc/{process}/fd/{descriptor}", "rb", buffering=0) as file:
-        data = bytearray(length + _TOKEN)
-        view, done = memoryview(data), 0
-        while done < len(data) and (more := file.readinto(view[done:])):
-            done += more
-        if done == len(data) and bytes(view[length:]) == token.to_bytes(_TOKEN):
-            return bytes(view[:length])
+        parts = []
+        while length and (part := file.read(length)):  # of less than 2 GiB it is one
+            parts.append(part)
+            length -= len(part)
+        if not length and file.read(_TOKEN) == token.to_bytes(_TOKEN):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
     return None
 
 
