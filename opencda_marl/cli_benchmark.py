@@ -257,7 +257,9 @@ def _collected(
     from opencda_marl.core.files import typed, write_whole
 
     if collect and not results.exists():
-        raise ConfigError(f"there is no folder {typed(results)}", fix="--results FOLDER, with the files of results")
+        raise ConfigError(
+            f"there are no results in {typed(results)}: there is no such folder", fix="--results FOLDER, of the files"
+        )
     if results.exists() and not results.is_dir():
         raise ConfigError(f"{results} is a file", fix="--results FOLDER, the folder that the files of results are in")
     files = find_results([results] if results.is_dir() else [])

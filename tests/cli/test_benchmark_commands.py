@@ -147,6 +147,15 @@ def test_a_page_that_is_none(kind: str, tmp_path: Path, typed: Typed, monkeypatc
     assert "fix:" in said.err
 
 
+def test_a_dry_run_asks_for_its_page_too(tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = typed("benchmark", "--only", "random", "--page", "page.md", "--dry-run")
+    assert (said.code, "page.md does not exist" in said.err) == (2, True)
+    Path("page.md").write_text(f"{BEGIN}\n{END}\n")
+    assert typed("benchmark", "--only", "random", "--page", "page.md", "--dry-run").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"], "nothing was made"
+
+
 @pytest.mark.parametrize("option", ["--results", "--out"])
 def test_folders_are_tried_before_anything_is_measured(
     option: str, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +208,8 @@ def test_the_plan_of_a_benchmark(typed: Typed, tmp_path: Path, monkeypatch: pyte
     for wrong in (
         *(("--only", "mapo"), ("--only", ""), ("--only", ","), ("--seeds", "3:1"), ("--seeds", "0:99999999999")),
         *(("--budget-minutes", text) for text in ("x", "=3", "nan", "random=3", "mappo=1e300", "-1")),
+        ("--budget-minutes", "3", "--budget-minutes", "4"),
+        ("--budget-minutes", "mappo=3", "--budget-minutes", "mappo=4"),
         *(("--densities", text) for text in ("0", "1e-9", "inf", "1e5", "")),
         *((flag, "9" * 20) for flag in ("--episodes", "--parallel", "--densities", "--budget-minutes", "--seeds")),
     ):
@@ -236,6 +247,11 @@ def test_tables_are_made_from_the_files_alone(typed: Typed, tmp_path: Path, monk
     assert said.code == 0, said.err
     assert {row["name"] for row in said.answer["rows"]} == {"random"}
     assert "- mappo: not measured" in page.read_text()
+    said = typed("benchmark", "--collect", "--results", "results", "--only", "random")
+    assert "random: fewer than" in said.out
+    assert "mappo" not in said.out, "it was not asked for"
+    said = typed("benchmark", "--collect", "--results", "nowhere")
+    assert (said.code, "there are no results in nowhere" in said.err) == (2, True)
 
 
 def test_export_and_pictures(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

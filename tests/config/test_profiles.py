@@ -544,7 +544,7 @@ def test_overrides_have_the_last_word(write: Write) -> None:
         ("seed=[1", "argument 'seed=[1': not valid YAML"),
         ("seed=${X}", "argument 'seed=${X}'"),
         ("reward.weights.delay=1e400", "argument 'reward.weights.delay=1e400': reward.weights.delay is"),
-        (f"max_episodes={10**400}", "it must be at most 9007199254740992"),
+        (f"max_episodes={10**20}", "it must be at most 9007199254740992"),
         (f"keep={2**53 + 1}", "keep is 9007199254740993; it must be at most 9007199254740992"),
         ("extends=q", "'extends' stands in files only"),
         ("algorithm=nope", "argument 'algorithm=nope': there is no learner"),

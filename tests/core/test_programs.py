@@ -19,12 +19,14 @@ from opencda_marl.core.stopping import StopRequest
 
 HANG = ["sh", "-c", "sleep {} & sleep {}; wait"]  # a child in the background, one in front
 RUN = """
+import signal
 import sys
 from pathlib import Path
 from opencda_marl.core.programs import run_program
 from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.stopping import StopRequest
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background inherits that it is ignored
 with StopRequest() if sys.argv[2] == "listens" else scratch_folder(), scratch_folder("build") as folder:
     run_program(["sh", "-c", sys.argv[1]], output=Path(folder) / "said", limit=60.0)
 """
