@@ -15,19 +15,22 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from opencda_marl.core.spec import Feature, ObservationSpec
+from opencda_marl.nn import native
 from opencda_marl.nn.context import make_encoder
 from opencda_marl.nn.flat import Layout
 from opencda_marl.nn.lstm import BoundLstm, find_kernel
 from opencda_marl.nn.native import cache_root
 from opencda_marl.settings.learning import ContextSettings
 
-FIND = "from opencda_marl.nn.lstm import find_kernel; print(find_kernel())"
+_QUICK = "from opencda_marl.nn import native; native._FLAGS = ('-O0', *native._FLAGS[1:])"  # a third of the time
+FIND = f"{_QUICK}; from opencda_marl.nn.lstm import find_kernel; print(find_kernel())"
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "a folder with spaces"
     monkeypatch.setenv("OPENCDA_MARL_CACHE", str(folder))
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))
     return folder
 
 
