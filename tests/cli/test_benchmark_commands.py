@@ -291,12 +291,13 @@ def test_export_and_pictures(typed: Typed, tmp_path: Path, monkeypatch: pytest.M
 def test_killed_in_the_middle_and_typed_again(tmp_path: Path) -> None:
     """Training cells and evaluations on SUMO, killed outright while each of them is under way."""
     words = ["benchmark", "--only", "qlearning,full_speed", "--budget-minutes", "0.2", "--densities", "300"]
+    words += ["--set", "evaluation.rates_vph=[300]"]  # a third of the traffic that chooses a checkpoint
     command = [sys.executable, "-m", "opencda_marl.cli", *words, "--episodes", "6", "--results", "results", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def killed_when(seen: Callable[[], bool]) -> None:
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 240
+        until = time.monotonic() + 600
         while not seen():
             assert time.monotonic() < until
             assert process.poll() is None
