@@ -74,7 +74,11 @@ def benchmark(
             if generalisation is not None:
                 require_writable(out)
                 _generalise(console, generalisation, wanted, results, out, parallel, command)
-            answer = _collected(results, wanted, page, console, collect=collect)
+            if collect and not results.exists():
+                raise ConfigError(
+                    f"there are no results in {results}: there is no such folder", fix="--results FOLDER, of the files"
+                )
+            answer = _collected(results, wanted, page, console)
         _say(answer, as_json)
         return
     cells, entrants = make_cells(wanted, name_tables(), config_root=config_root)
@@ -248,18 +252,12 @@ def _generalise(
         )
 
 
-def _collected(
-    results: Path, wanted: Wanted, page: Path | None, console: Console, *, collect: bool = False
-) -> dict[str, Any]:
+def _collected(results: Path, wanted: Wanted, page: Path | None, console: Console) -> dict[str, Any]:
     from opencda_marl.benchmark.page import page_text, updated_page
     from opencda_marl.benchmark.results import find_results
     from opencda_marl.benchmark.tables import aggregates, missing, rows_of, verdicts
-    from opencda_marl.core.files import typed, write_whole
+    from opencda_marl.core.files import write_whole
 
-    if collect and not results.exists():
-        raise ConfigError(
-            f"there are no results in {typed(results)}: there is no such folder", fix="--results FOLDER, of the files"
-        )
     if results.exists() and not results.is_dir():
         raise ConfigError(f"{results} is a file", fix="--results FOLDER, the folder that the files of results are in")
     files = find_results([results] if results.is_dir() else [])

@@ -32,7 +32,7 @@ from opencda_marl.core import errors
 from opencda_marl.core.children import Child
 from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, WorkerError
 from opencda_marl.core.files import array_bytes, arrays_of
-from opencda_marl.core.forms import form_of
+from opencda_marl.core.forms import without_reason
 from opencda_marl.core.machine import cores
 from opencda_marl.core.scratch import scratch_folder
 from opencda_marl.core.spans import Spans
@@ -265,7 +265,7 @@ class Crew:
         """
         own = str(described.get("update_passes", ""))
         forms = [found.decode() for found in self.joined.share(own.encode())]
-        if len({form_of(found) for found in forms}) > 1:
+        if len({without_reason(found) for found in forms}) > 1:
             told = "; ".join(f"worker {rank} in {found}" for rank, found in enumerate(forms))
             raise WorkerError(
                 f"the workers compute updates in different forms: {told}",

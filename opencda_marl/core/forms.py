@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["changed_forms", "form_of", "forms_of", "with_forms"]
+__all__ = ["changed_forms", "forms_of", "with_forms", "without_reason"]
 
 _NAMES = (
     "device",
@@ -54,14 +54,14 @@ def changed_forms(facts: Mapping[str, Any], init: Mapping[str, Any], *, workers:
     for name, text in forms_of(init).items():
         if name == "gradient_sums" and workers < 3:
             continue
-        now = form_of(text)
-        known = [form_of(forms.get(name)) for forms in earlier]
+        now = without_reason(text)
+        known = [without_reason(forms.get(name)) for forms in earlier]
         others = [form for form in known if form not in _UNKNOWN and form != now]
         if others and now not in _UNKNOWN:
             found.append(f"{name} was {others[-1]}, is {now}")
     return found
 
 
-def form_of(text: str | None) -> str | None:
-    """Without the reason that may stand behind it in brackets."""
+def without_reason(text: str | None) -> str | None:
+    """A form as it is compared: the reason that may stand behind it in brackets is left out."""
     return None if text is None else text.partition(" (")[0]
