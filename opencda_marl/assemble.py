@@ -28,7 +28,7 @@ from opencda_marl.simulators.carla import CarlaSimulator
 from opencda_marl.simulators.carla_map import read_map
 from opencda_marl.simulators.carla_session import check_client
 from opencda_marl.simulators.cosim import CosimSimulator
-from opencda_marl.simulators.demand import build_schedule, draw_rate, ramped
+from opencda_marl.simulators.demand import build_schedule, draw_rate, ramped, spread_place
 from opencda_marl.simulators.network import find_network, load_roads
 from opencda_marl.simulators.rehearsal import Rehearsal
 from opencda_marl.simulators.remote import RemoteSimulator
@@ -102,13 +102,17 @@ def training_traffic(settings: RunSettings, roads: Roads) -> Traffic:
     """Episode k's traffic from (seed, k), and with several workers from their number.
 
     Several workers drive in rounds and wait for the slowest of a round, and dense traffic takes longer. So the episodes
-    of a round share the rate, that of the first of them; who drives where and when is each episode's own.
+    of a round share the rate, that of the first of them; who drives where and when is each episode's own. Where rates
+    are spread evenly, a round is a turn.
     """
     horizon = settings.max_steps * settings.simulator.step_length  # [s]
     workers = settings.workers if isinstance(settings.workers, int) else 1  # `auto` is resolved before anybody drives
+    begin = float(generator(settings.seed, Branch.DEMAND, 0).uniform())  # episodes count from 1
 
     def rate_of(episode: int, rng: np.random.Generator) -> float:
-        return draw_rate(ramped(settings.demand, episode), rng)
+        turn = (episode - 1) // workers
+        place = spread_place(begin, turn) if settings.demand.rate_draw == "spread" else None
+        return draw_rate(ramped(settings.demand, episode), rng, place)
 
     def traffic(episode: int) -> tuple[Schedule, int, int]:
         rng = generator(settings.seed, Branch.DEMAND, episode)

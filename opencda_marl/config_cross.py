@@ -140,10 +140,11 @@ def _demand(demand: DemandSettings) -> Iterator[Problem]:
     if isinstance(rates, list) and not rates:
         yield Problem(("demand", "rate_vph"), "demand.rate_vph is an empty list", "name at least one rate")
     # One number needs no drawing: `demand.rate_vph=300` on the command line works whatever the profile draws.
-    if demand.rate_draw == "range" and isinstance(rates, list) and (len(rates) != 2 or rates[0] > rates[1]):
+    drawn = demand.rate_draw
+    if drawn != "choice" and isinstance(rates, list) and (len(rates) != 2 or rates[0] > rates[1]):
         yield Problem(
             ("demand", "rate_vph"),
-            "demand.rate_draw is range, so demand.rate_vph must be two rates, the lower one first",
+            f"demand.rate_draw is {drawn}, so demand.rate_vph must be two rates, the lower one first",
             "e.g. [100, 400]; or set demand.rate_draw to choice",
         )
     shares = demand.turning_shares

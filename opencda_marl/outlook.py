@@ -55,7 +55,8 @@ def densities(demand: DemandSettings) -> str:
     low, high = rates
     grows = demand.ramp_episodes > 0 and demand.ramp_from < high
     ramp = f", at first up to {max(low, demand.ramp_from):g}" if grows else ""
-    return f"{low:g} to {high:g} {unit}, drawn anew for each episode{ramp}"
+    comes = "drawn anew for each episode" if demand.rate_draw == "range" else "evenly spread over the episodes"
+    return f"{low:g} to {high:g} {unit}, {comes}{ramp}"
 
 
 def table_episodes(settings: RunSettings) -> int:

@@ -6,6 +6,7 @@ factors), so the share of CAVs changes nobody's arrival.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,12 @@ from opencda_marl.core.roads import Movement, Roads
 from opencda_marl.core.state import Driver, Schedule, vehicle_id
 from opencda_marl.settings.traffic import DemandSettings, PeakSettings
 
-__all__ = ["build_schedule", "draw_rate", "ramped", "route_shares"]
+__all__ = ["build_schedule", "draw_rate", "ramped", "route_shares", "spread_place"]
 
 _HOUR = 3600.0  # [s]
 _DEVIATIONS = 2.0  # speed factors are held within so many standard deviations of 1
 _SLOWEST = 0.2  # whatever the deviation: everybody gets there
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 def route_shares(demand: DemandSettings, roads: Roads) -> Float64[np.ndarray, " routes"]:
@@ -57,7 +59,7 @@ def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     Dense traffic from the start can teach vehicles to wait for each other, and they are slow to unlearn it.
     """
     rates = demand.rate_vph
-    if not isinstance(rates, list) or demand.rate_draw != "range" or not 0 < episode <= demand.ramp_episodes:
+    if not isinstance(rates, list) or demand.rate_draw == "choice" or not 0 < episode <= demand.ramp_episodes:
         return demand
     low, high = rates
     begin = min(max(demand.ramp_from, low), high)
@@ -65,8 +67,26 @@ def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     return replace(demand, rate_vph=[low, top])
 
 
-def draw_rate(demand: DemandSettings, rng: np.random.Generator) -> float:
+def spread_place(begin: float, turn: int) -> float:
+    """Place of a turn in 0 to 1, such that any few turns in a row cover all of it about evenly.
+
+    Steps of the golden section (an additive recurrence: each new place falls into one of the widest gaps). Drawn at
+    random, the six densities of an update may all be thin, or all dense.
+
+    Args:
+        begin: of turn 0, in 0 to 1.
+        turn: which one.
+    """
+    return (begin + turn * _GOLDEN) % 1.0
+
+
+def draw_rate(demand: DemandSettings, rng: np.random.Generator, place: float | None = None) -> float:
     """The rate of an episode: the first draw of its generator, where there is a choice. [vehicles/h/lane]
+
+    Args:
+        demand: with one rate, or several.
+        rng: of the episode's demand.
+        place: between the ends, 0 to 1 (`spread_place`); None: drawn.
 
     Raises:
         ConfigError: an empty list.
@@ -78,7 +98,8 @@ def draw_rate(demand: DemandSettings, rng: np.random.Generator) -> float:
         raise ConfigError("demand.rate_vph is an empty list", fix="give a number, or a list of rates to draw from")
     if demand.rate_draw == "choice":
         return float(rate[rng.integers(len(rate))])
-    return float(rng.uniform(min(rate), max(rate)))
+    low, high = min(rate), max(rate)
+    return float(rng.uniform(low, high)) if place is None else low + (high - low) * place
 
 
 def _busy_seconds(peak: PeakSettings, horizon: float) -> tuple[list[float], list[float]]:

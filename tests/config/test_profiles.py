@@ -199,6 +199,7 @@ _WRONG = [
     ("demand: {rate_vph: []}", "demand.rate_vph is an empty list", None),
     ("demand: {rate_draw: range, rate_vph: [100, 200, 300]}", "demand.rate_vph must be two rates", None),
     ("demand: {rate_draw: range, rate_vph: [4, 1]}", "demand.rate_vph must be two rates", None),
+    ("demand: {rate_draw: spread, rate_vph: [4, 1]}", "demand.rate_draw is spread, so demand.rate_vph", None),
     ("demand: {turning_shares: [0.5, 0.6, 0.1]}", "with sum 1; these are 3 with sum 1.2", None),
     ("demand: {turning_shares: [0.5, 0.5]}", "these are 2 with sum 1", None),
     ("demand: {peak: {factor: 2}}", "has a factor (2) but no duration", None),

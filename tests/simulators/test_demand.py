@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from opencda_marl.core.errors import ConfigError
 from opencda_marl.core.roads import Movement
 from opencda_marl.core.state import Driver, Schedule
 from opencda_marl.settings.traffic import DemandSettings, PeakSettings
-from opencda_marl.simulators.demand import build_schedule, ramped, route_shares
+from opencda_marl.simulators.demand import build_schedule, draw_rate, ramped, route_shares, spread_place
 from opencda_marl.simulators.network import find_network, load_roads
 
 ROADS = load_roads(find_network("intersection"))
@@ -83,8 +84,30 @@ def test_rates_from_a_list() -> None:
         _draw(DemandSettings(rate_vph=[]))
 
 
-def test_dense_traffic_comes_in_slowly() -> None:
-    demand = DemandSettings(rate_vph=[100.0, 600.0], rate_draw="range", ramp_episodes=200, ramp_from=400.0)
+@pytest.mark.parametrize("turns", [3, 6, 12, 50])
+@pytest.mark.parametrize("begin", [0.0, 0.3, 0.999])
+def test_any_few_turns_in_a_row_cover_the_range(begin: float, turns: int) -> None:
+    """The three-distance theorem: gaps of few lengths, none much wider than the others; drawn ones have wider ones."""
+    for first in (0, 1, 17, 100_000):
+        places = np.sort([spread_place(begin, turn) for turn in range(first, first + turns)])
+        assert places.min() >= 0.0
+        assert places.max() < 1.0
+        gaps = np.diff([*places, places[0] + 1.0])
+        assert gaps.max() < 2.0 / turns
+        assert gaps.min() > 0.3 / turns
+
+
+def test_a_place_is_a_rate_between_the_ends() -> None:
+    demand = DemandSettings(rate_vph=[100.0, 600.0], rate_draw="spread")
+    assert [draw_rate(demand, np.random.default_rng(0), place) for place in (0.0, 0.5)] == [100.0, 350.0]
+    held_out = {_draw(demand, seed, 1.0).rate_vph for seed in range(50)}  # no turns there: each seed's own
+    assert len(held_out) == 50
+    assert 100.0 <= min(held_out) < 150.0 < 550.0 < max(held_out) <= 600.0
+
+
+@pytest.mark.parametrize("drawn", ["range", "spread"])
+def test_dense_traffic_comes_in_slowly(drawn: Literal["range", "spread"]) -> None:
+    demand = DemandSettings(rate_vph=[100.0, 600.0], rate_draw=drawn, ramp_episodes=200, ramp_from=400.0)
     ends = {k: ramped(demand, k).rate_vph for k in (1, 101, 200, 201, 10_000)}
     assert ends == {1: [100, 400], 101: [100, 500], 200: [100, 599], 201: [100, 600], 10_000: [100, 600]}
     rates = [_draw(ramped(demand, k), k, 1.0).rate_vph for k in range(1, 101)]

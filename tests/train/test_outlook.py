@@ -65,6 +65,9 @@ def test_how_a_density_comes_about() -> None:
     assert (
         densities(replace(two, rate_draw="range", ramp_episodes=5, ramp_from=200.0)) == f"{drawn}, at first up to 200"
     )
+    assert densities(replace(two, rate_draw="spread")) == (
+        "100 to 400 vehicles per hour and lane, evenly spread over the episodes"
+    )
 
 
 def test_how_long_in_words() -> None:

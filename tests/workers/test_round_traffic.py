@@ -34,6 +34,19 @@ def test_the_episodes_of_a_round_are_equally_dense(workers: int, overrides: tupl
     assert not np.array_equal(together[0].times[:5], together[1].times[:5])
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_rates_that_are_spread_cover_the_range_within_an_update(workers: int) -> None:
+    spread = ("demand.rate_vph=[100, 600]", "demand.rate_draw=spread", "demand.ramp_episodes=0")
+    rates = [each.rate_vph for each in schedules(workers, *spread)]
+    assert rates == [rates[i - i % workers] for i in range(12)]
+    rounds = np.array(rates[::workers])
+    for first in range(len(rounds) - 2):
+        some = np.sort(rounds[first : first + 3])
+        assert some[0] < 350.0 < some[-1]
+        assert (np.diff(some) > 50.0).all()
+    assert schedules(workers, *spread)[3].times.tolist() == schedules(workers, *spread)[3].times.tolist()
+
+
 def test_a_fixed_rate_leaves_every_episode_as_it_is_with_one_worker() -> None:
     for one, other in zip(schedules(1, "demand.rate_vph=200"), schedules(2, "demand.rate_vph=200"), strict=True):
         np.testing.assert_array_equal(one.times, other.times)
