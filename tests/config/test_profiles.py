@@ -775,8 +775,8 @@ def test_the_recipe_of_the_learning_profiles() -> None:
     for name in _BUNDLED[:3]:
         settings = load_profile(f"sumo-marl/intersection/{name}").settings
         assert settings.decision_interval == 10
-        densest = 600.0 if name.endswith("_mappo") else 400.0
-        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, densest], "range")
+        densest, drawn = (650.0, "spread") if name.endswith("_mappo") else (400.0, "range")
+        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, densest], drawn)
         assert (settings.demand.ramp_episodes > 0) == (densest > 400.0)
         assert settings.context.encoder == "deepsets"
         assert settings.neighbours.selection == "conflict"

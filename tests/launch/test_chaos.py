@@ -35,6 +35,7 @@ def test_thirty_seconds_of_chaos(tmp_path: Path) -> None:
     assert len(wild.said) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_real_cells_in_chaos(tmp_path: Path) -> None:
     _drilled(tmp_path, Real(2, 3), 3, seconds=10.0, pause=(1.0, 4.0))

@@ -24,7 +24,12 @@ from opencda_marl.settings.networks import NetworkSettings
 
 Recorder = Any  # see tests/conftest.py
 WITH_NETWORKS = sorted(name for name, kind in ALGORITHMS.items() if issubclass(kind, NetworkSettings))
-CASES = [*((name, "deepsets") for name in WITH_NETWORKS), ("pcmappo", "attention"), ("pcmasac", "lstm")]
+PLAIN = {"masac", "matd3"}  # with preferences they have all of this and more
+CASES = [
+    *(pytest.param(name, "deepsets", marks=[pytest.mark.slow] if name in PLAIN else []) for name in WITH_NETWORKS),
+    ("pcmappo", "attention"),
+    ("pcmasac", "lstm"),
+]
 
 
 def make(name: str, encoder: str, **own: Any) -> Any:

@@ -226,7 +226,7 @@ def test_the_learning_rate_follows_progress() -> None:
     assert found[0]["learning_rate"] == pytest.approx(5.5e-4)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [pytest.param("masac", marks=pytest.mark.slow), "pcmasac"])
 @pytest.mark.parametrize("encoder", ["deepsets", "lstm"])
 def test_resumed_is_uninterrupted(algorithm: str, encoder: str) -> None:
     """Saved with metrics pending and a gradient step half due, loaded by another learner: the same bits ever after."""

@@ -138,7 +138,7 @@ def test_what_the_replay_takes_is_said_before_the_first_episode(whole: Path) -> 
     assert log.index(init) < log.index("  episode 1 ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_stopped_and_resumed_is_the_same_run(whole: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "it's a run"
     errors = _finish(_start(run, "pcmasac", number=number), -9 if number == signal.SIGKILL else 130)

@@ -140,7 +140,9 @@ def test_two_runs_of_one_seed_are_equal(whole: Path, tmp_path: Path) -> None:
     assert read_status(whole)["phase"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_stopped_and_resumed_is_the_same_run(whole: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "it's a run"
     process = _start(run, number=number)
