@@ -171,7 +171,9 @@ class Journal:
         self.done = done
         self.boundary: LearnerState | None = None  # None: it is on the disk
         self.steps = 0  # of the episode under way
-        self.evaluation = OneAtATime("opencda_marl.evaluate", folder=folder.path / "evaluations")
+        # Workers run in step: time that one of them loses is lost to all of them.
+        beside = folder.path / "evaluations"
+        self.evaluation = OneAtATime("opencda_marl.evaluate", folder=beside, behind=settings.workers != 1)
         self._observation = observation
         self._learner = learner
         self._spans = spans

@@ -26,6 +26,8 @@ __all__ = ["Child", "OneAtATime", "answer", "end_with_parent", "read_request", "
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
+_LAST = 19  # the least urgent of the system's priorities
+
 
 class Child:
     """`python -m MODULE REQUEST` with one thread.
@@ -35,12 +37,15 @@ class Child:
         request: JSON values.
         folder: where request, answer and the child's output go.
         name: of those files.
+        behind: it gets the processor's time that nobody else wants.
 
     Raises:
         StorageError: the request cannot be written.
     """
 
-    def __init__(self, module: str, request: Mapping[str, Any], *, folder: Path, name: str) -> None:
+    def __init__(
+        self, module: str, request: Mapping[str, Any], *, folder: Path, name: str, behind: bool = False
+    ) -> None:
         self.name = name
         self._answer = folder / f"{name}.answer.json"
         self._log = folder / f"{name}.log"
@@ -58,6 +63,8 @@ class Child:
                 env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 start_new_session=True,
             )
+        if behind:
+            _put_behind(self._process.pid)
 
     @property
     def done(self) -> bool:
@@ -151,11 +158,14 @@ class OneAtATime:
     Args:
         module: see `Child`.
         folder: where their files go.
+        behind: see `Child`.
     """
 
-    def __init__(self, module: str, *, folder: Path) -> None:
+    def __init__(self, module: str, *, folder: Path, behind: bool = False) -> None:
         self._module = module
         self._folder = folder
+        self._behind = behind
+        self._asked: Mapping[str, Any] = {}
         self._running: Child | None = None
         self._waiting: tuple[str, Mapping[str, Any]] | None = None
 
@@ -172,7 +182,8 @@ class OneAtATime:
             The name of the job that it replaced in the queue.
         """
         if self._running is None:
-            self._running = Child(self._module, request, folder=self._folder, name=name)
+            self._running = Child(self._module, request, folder=self._folder, name=name, behind=self._behind)
+            self._asked = request
             return None
         replaced = None if self._waiting is None else self._waiting[0]
         self._waiting = (name, request)
@@ -196,12 +207,30 @@ class OneAtATime:
             self.ask(name, request)
         return child.name, child.result()
 
+    def hurry(self) -> None:
+        """No job stands behind others any more; the one that runs begins anew, for nobody may move it forward."""
+        if not self._behind:
+            return
+        self._behind = False
+        if self._running is not None and not self._running.done:
+            name = self._running.name
+            self._running.close()
+            self._running = None
+            self.ask(name, self._asked)
+
     def close(self) -> None:
         """End what runs, forget what waits; may be called twice."""
         self._waiting = None
         if self._running is not None:
             self._running.close()
             self._running = None
+
+
+def _put_behind(process: int) -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process, _LAST)
+    with suppress(OSError):  # Linux may share time between sessions first, and a child has one of its own
+        Path(f"/proc/{process}/autogroup").write_text(str(_LAST))
 
 
 def read_request(path: str) -> dict[str, Any]:

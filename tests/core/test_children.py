@@ -162,3 +162,40 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, module: str, number: int) 
     parent.wait()
     parent.stdout.close()
     child.wait(10)
+
+
+def _niceness(process: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, process)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_job_that_stands_behind_others(tmp_path: Path, module: str, behind: bool) -> None:
+    """Its priority is the least of the system; once it is in a hurry it begins anew with that of its parent."""
+    jobs = OneAtATime(module, folder=tmp_path, behind=behind)
+    started: list[psutil.Process] = []
+    try:
+        jobs.ask("first", {"value": 1, "sleep": 60.0})
+        started += psutil.Process().children()
+        assert [_niceness(each.pid) for each in started] == [19 if behind else _niceness(0)]
+        jobs.hurry()
+        now = psutil.Process().children()
+        assert (now == started) != behind
+        assert [_niceness(each.pid) for each in now] == [_niceness(0)]
+        assert jobs.names == ("first",)
+    finally:
+        jobs.close()
+    assert not psutil.Process().children()
+
+
+def test_a_job_in_a_hurry_answers_and_so_does_the_one_behind_it(tmp_path: Path, module: str) -> None:
+    jobs = OneAtATime(module, folder=tmp_path, behind=True)
+    jobs.ask("first", {"value": 1, "sleep": 1.0})
+    jobs.ask("second", {"value": 2})
+    jobs.hurry()
+    jobs.hurry()
+    answers = {}
+    while jobs.names:
+        found = jobs.poll(wait=True)
+        if found is not None:
+            answers[found[0]] = found[1]["twice"]
+    assert answers == {"first": 2, "second": 4}
