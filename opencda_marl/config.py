@@ -53,6 +53,9 @@ PLACE = ("carla.host", "carla.port")
 
 _PATHS = ("scenario.network", "scenario.map")
 
+_LATER = {"learner.saturation_penalty": 0.0, "learner.greedy_quantile": 0.5}
+"""Settings that came later than the first results, and the value with which everything is as it was."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -194,8 +197,9 @@ def config_hash(settings: RunSettings) -> str:
             flat[key] = hashlib.sha256(Path(flat[key]).read_bytes()).hexdigest()
     if flat["demand.ramp_episodes"] == 0:
         del flat["demand.ramp_episodes"], flat["demand.ramp_from"]
-    if flat.get("learner.saturation_penalty") == 0.0:
-        del flat["learner.saturation_penalty"]
+    for key, nothing in _LATER.items():
+        if flat.get(key) == nothing:
+            del flat[key]
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -96,7 +96,9 @@ class Networks:
         own = own_settings(settings.learner, MappoSettings)
         self._conditioned, self._central = settings.algorithm == "pcmappo", own.critic == "central"
         preference = len(OBJECTIVES) if self._conditioned else 0
-        self.head = make_head(action, fraction=own.initial_fraction, log_std=own.initial_log_std)
+        self.head = make_head(
+            action, fraction=own.initial_fraction, log_std=own.initial_log_std, greedy=own.greedy_quantile
+        )
         self._torso = Torso(observation, tuple(own.ego_hidden), encoder, trained=trained, activation=own.activation)
         hidden, seen = tuple(own.hidden), self._torso.width
         self._policy = Mlp(seen + preference, hidden, self.head.outputs, own.activation)

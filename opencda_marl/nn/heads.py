@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -132,11 +133,13 @@ class TanhGaussian:
         size: numbers per action.
         fraction: first mean, as a share of the way from -1 to 1.
         log_std: first log standard deviation, before tanh.
+        greedy: quantile that is the greedy action, in (0, 1).
     """
 
-    def __init__(self, size: int, *, fraction: float, log_std: float) -> None:
+    def __init__(self, size: int, *, fraction: float, log_std: float, greedy: float = 0.5) -> None:
         self.outputs = size
         self.stored = size
+        self._greedy = NormalDist().inv_cdf(greedy)  # [standard deviations]
         self._fraction = fraction
         self._log_std = log_std
 
@@ -160,7 +163,10 @@ class TanhGaussian:
         self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
     ) -> tuple[_Actions, _Actions]:
         """See `Head`."""
-        pre_tanh = outputs if noise is None else outputs + torch.exp(self._spread(parameters, prefix)) * noise
+        shift = self._greedy if noise is None else noise
+        # at the median the mean as it is: there the spread need not be at hand
+        moved = noise is not None or self._greedy != 0.0
+        pre_tanh = outputs + torch.exp(self._spread(parameters, prefix)) * shift if moved else outputs
         return torch.tanh(pre_tanh), pre_tanh
 
     def log_prob(self, parameters: Parameters, prefix: str, outputs: _Outputs, stored: _Actions) -> _Rows:
@@ -281,21 +287,23 @@ class EpsilonGreedy:
 class Categorical:
     """A choice among levels. Values and what is stored are the index.
 
-    Greedy is the median: levels are speeds, and between going and braking lies caution. The likeliest level is another
-    policy than the one that was trained: bolder wherever braking has the smaller share.
+    Greedy is a quantile, as it is the median: levels are speeds, and between going and braking lies caution. The
+    likeliest level is another policy than the one that was trained: bolder wherever braking has the smaller share.
 
     Args:
         levels: fractions that the indices stand for, ascending.
         fraction: the level that the first policy likes best.
         log_std: how widely: a Gaussian of that spread over [-1, 1], as for continuous actions.
+        greedy: the quantile that is the greedy level, in (0, 1).
     """
 
-    def __init__(self, levels: tuple[float, ...], *, fraction: float, log_std: float) -> None:
+    def __init__(self, levels: tuple[float, ...], *, fraction: float, log_std: float, greedy: float = 0.5) -> None:
         self.outputs = len(levels)
         self.stored = 1
         self._levels = np.asarray(levels, np.float64)
         self._fraction = fraction
         self._log_std = log_std
+        self._greedy = greedy
 
     def initial_bias(self) -> np.ndarray:
         """See `Head`."""
@@ -321,8 +329,8 @@ class Categorical:
         outputs: _Outputs,
         noise: Tensor | None,
     ) -> tuple[_Actions, _Actions]:
-        """By the inverse of the distribution function, at the noise or, greedy, at one half."""
-        where: Tensor | float = 0.5 if noise is None else noise
+        """By the inverse of the distribution function, at the noise or, greedy, at its quantile."""
+        where: Tensor | float = self._greedy if noise is None else noise
         index = (torch.softmax(outputs, -1).cumsum(-1) <= where).sum(-1, keepdim=True)
         index = index.clamp(max=self.outputs - 1)  # rounding may leave the sum below 1
         chosen = index.to(outputs.dtype)
@@ -349,8 +357,8 @@ class Categorical:
         return -(logs.exp() * logs).sum(-1)
 
 
-def make_head(action: ActionSpec, *, fraction: float, log_std: float) -> Head:
-    """The head for a kind of action."""
+def make_head(action: ActionSpec, *, fraction: float, log_std: float, greedy: float = 0.5) -> Head:
+    """The head for a kind of action; the other arguments are those of both."""
     if action.kind == "levels":
-        return Categorical(action.levels, fraction=fraction, log_std=log_std)
-    return TanhGaussian(action.size, fraction=fraction, log_std=log_std)
+        return Categorical(action.levels, fraction=fraction, log_std=log_std, greedy=greedy)
+    return TanhGaussian(action.size, fraction=fraction, log_std=log_std, greedy=greedy)

@@ -733,9 +733,12 @@ def test_the_hash_is_about_what_is_computed(write: Write) -> None:
     assert len(ramped | {same}) == 3
     others = {
         config_hash(load(root, "p", argument))
-        for argument in ("seed=2", "learner.epochs=5", "reward.weights.delay=-0.2", "algorithm=pcmappo", "threads=2")
+        for argument in (
+            *("seed=2", "learner.epochs=5", "reward.weights.delay=-0.2", "algorithm=pcmappo", "threads=2"),
+            "learner.greedy_quantile=0.4",
+        )
     }
-    assert len(others | {same}) == 6
+    assert len(others | {same}) == 7
 
 
 def test_the_hash_follows_a_networks_content_not_its_place(write: Write, tmp_path: Path) -> None:
@@ -775,8 +778,8 @@ def test_the_recipe_of_the_learning_profiles() -> None:
     for name in _BUNDLED[:3]:
         settings = load_profile(f"sumo-marl/intersection/{name}").settings
         assert settings.decision_interval == 10
-        densest, drawn = (650.0, "spread") if name.endswith("_mappo") else (400.0, "range")
-        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, densest], drawn)
+        densest = 600.0 if name.endswith("_mappo") else 400.0
+        assert (settings.demand.rate_vph, settings.demand.rate_draw) == ([100.0, densest], "range")
         assert (settings.demand.ramp_episodes > 0) == (densest > 400.0)
         assert settings.context.encoder == "deepsets"
         assert settings.neighbours.selection == "conflict"

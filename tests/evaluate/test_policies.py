@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opencda_marl.assemble import make_env, make_learner
-from opencda_marl.config import load_profile, to_yaml
+from opencda_marl.config import from_run_folder, load_profile, to_yaml
 from opencda_marl.core.checkpoint import read_checkpoint
 from opencda_marl.core.errors import CheckpointError, StorageError
 from opencda_marl.core.run_folder import RunFolder
@@ -121,3 +121,16 @@ def test_what_is_bundled_is_whole_and_drives() -> None:
         assert policy.folder == checkpoint.path
         assert (_PROFILES / f"{Path(str(policy.profile)).name}.yaml").is_file()
         json.dumps(about_bundled(name))
+
+
+def test_a_lower_greedy_quantile_drives_more_carefully() -> None:
+    """A trained policy, changed as `evaluate bundled:mappo learner.greedy_quantile=…` changes it."""
+    policy = find_policy("bundled:mappo")
+    assert policy.folder is not None
+    overrides = ["demand.rate_vph=300", "demand.rate_draw=choice", "max_steps=1200"]
+    delays = []
+    for quantile in (0.8, 0.5, 0.2):
+        settings = from_run_folder(policy.folder, overrides=[*overrides, f"learner.greedy_quantile={quantile}"])
+        delays.append(evaluate("bundled:mappo", settings=settings, seeds=range(9000, 9001))["mean_delay_inside_s"])
+    assert delays == sorted(delays)
+    assert delays[0] < delays[1] < delays[2]

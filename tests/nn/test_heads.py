@@ -67,6 +67,23 @@ def test_the_greedy_action_of_a_gaussian_is_its_mean() -> None:
     assert values.item() == pytest.approx(math.tanh(0.3))
 
 
+def test_the_greedy_action_is_the_quantile_that_was_asked_for() -> None:
+    """A lower one never goes faster; and it is the quantile of what is drawn."""
+    shares = torch.tensor([[0.05, 0.3, 0.3, 0.35], [0.6, 0.0, 0.0, 0.4]])
+    chosen = {}
+    for greedy in (0.01, 0.3, 0.4, 0.7, 0.99):
+        head = Categorical((0.0, 0.1, 0.2, 1.0), fraction=0.5, log_std=0.0, greedy=greedy)
+        chosen[greedy] = head.act({}, "", shares.clamp(min=1e-9).log(), None)[0].squeeze(-1).tolist()
+    assert chosen == {0.01: [0, 0], 0.3: [1, 0], 0.4: [2, 0], 0.7: [3, 3], 0.99: [3, 3]}
+
+    mean, spread = torch.tensor([[0.3]]), {"log_std": torch.tensor([-0.5])}
+    head = TanhGaussian(1, fraction=0.5, log_std=0.0, greedy=0.2)
+    greedy_action = head.act(spread, "", mean, None)[0]
+    noise = torch.from_numpy(head.noise(np.random.default_rng(1), 20_000))
+    drawn = head.act(spread, "", mean.expand(20_000, 1), noise)[0]
+    assert float((drawn < greedy_action).float().mean()) == pytest.approx(0.2, abs=0.01)
+
+
 # --- soft actor-critic
 
 
