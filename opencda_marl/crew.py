@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from opencda_marl.core import errors
 from opencda_marl.core.children import Child
-from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, WorkerError
+from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, StorageError, WorkerError
 from opencda_marl.core.files import array_bytes, arrays_of
 from opencda_marl.core.forms import without_reason
 from opencda_marl.core.machine import cores
@@ -384,10 +384,16 @@ def spawned(settings: RunSettings, text: str, *, folder: Path, spans: Spans, sto
         StorageError: their requests cannot be written.
     """
     size = int(settings.workers)
-    meeting = scratch_folder("workers")
-    path = str(Path(meeting.name) / "store")
-    store = FileStore(path, size)
-    store.set(_CONFIG, text)
+    try:
+        meeting = scratch_folder("workers")
+        path = str(Path(meeting.name) / "store")
+        store = FileStore(path, size)
+        store.set(_CONFIG, text)
+    except (OSError, RuntimeError) as error:  # torch tells a full disk by the latter
+        raise StorageError(
+            f"the workers cannot meet in a temporary folder: {str(error).splitlines()[0]}",
+            fix="make room where temporary files go, or name another folder: export TMPDIR=/tmp; or set workers=1",
+        ) from error
     crew = Crew(Place(0, size, 0, size), store, spans, stop, settings, "127.0.0.1", meeting=meeting)
     try:
         for rank in range(1, size):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,6 +85,10 @@ def held_out_score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     return -math.floor(20.0 * outside), -(mean("mean_delay_s") + CRASH * (1.0 - mean("success_rate")))
 
 
+def _no_evaluation(error: Exception) -> str:
+    return f"held-out evaluation failed; training goes on. {error}"
+
+
 def _waiting(row: Mapping[str, Any]) -> float:
     """The share of an evaluation's vehicles that never got in."""
     waiting = float(row["waiting_at_end"])
@@ -91,13 +96,16 @@ def _waiting(row: Mapping[str, Any]) -> float:
     return waiting / everybody if everybody else 0.0
 
 
-def _best_held_out(folder: RunFolder) -> tuple[float, ...] | None:
-    """The highest score among the evaluations that the run has written down; None: there are none."""
+def _held_out_scores(folder: RunFolder, rates: int) -> dict[int, tuple[float, ...]]:
+    """Episode -> score of its held-out evaluation, of those that the run has written down whole: at all rates.
+
+    Of an evaluation that a full disk or a kill cut short the first rates may be there, which are the easy ones.
+    """
     rows: dict[int, list[dict[str, Any]]] = {}
     for line in read_metrics(folder.path):
         if line["kind"] == "evaluation":
             rows.setdefault(line["episode"], []).append(line)
-    return max(map(held_out_score, rows.values()), default=None)
+    return {episode: held_out_score(found[-rates:]) for episode, found in rows.items() if len(found) >= rates}
 
 
 def recorded(path: Path, *names: str) -> dict[str, Any]:
@@ -200,7 +208,25 @@ class Journal:
         self._mode = learner.describe().get("update_mode")
         self.compiling = self._mode in ("compiled", "cuda_graph", "auto")  # does the next update begin with that?
         self._profile = recorded(folder.path, "profile")["profile"]
-        self._held_out = _best_held_out(folder)  # score of `best`; None: no held-out evaluation has come in
+        self._held_out: tuple[float, ...] | None = None  # score of `best`; None: no held-out evaluation has come in
+        self._take_up_evaluations()
+
+    def _take_up_evaluations(self) -> None:
+        """Of a resumed run: `best` is what the evaluations say that are there, and the one that was lost is asked for.
+
+        What ran or waited when the run ended was never written down; of those the newest is asked for again.
+        """
+        scores = _held_out_scores(self.folder, len(self.settings.evaluation.rates_vph))
+        if scores:
+            self._held_out = max(scores.values())
+            best = max(episode for episode, score in scores.items() if score == self._held_out)
+            if best in self.folder.checkpoints.numbered():
+                self.folder.checkpoints.point_best(f"episode_{best}")
+        every, size = self.settings.eval_every, self._crew.size
+        if every and self.done.episodes >= every:
+            due = -(-(self.done.episodes // every * every) // size) * size  # the end of the round that it fell into
+            if due not in scores and due in self.folder.checkpoints.numbered():
+                self._ask_evaluation(due)
 
     @property
     def episode(self) -> int:
@@ -338,7 +364,7 @@ class Journal:
             if self._due:
                 self.save()
             if evaluate:
-                self._ask_evaluation()
+                self._ask_evaluation(self.done.episodes)
             self.collect_evaluations()
         self._line = parts[-1].line
         progress = self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s)
@@ -389,8 +415,8 @@ class Journal:
         """Write down what held-out evaluation has found since; its failure is a note, not the run's end."""
         try:
             found = self.evaluation.poll(wait=wait)
-        except OpenCDAError as error:
-            self._listener(Note(f"held-out evaluation failed; training goes on. {error}"))
+        except (OpenCDAError, OSError) as error:
+            self._listener(Note(_no_evaluation(error)))
             return
         if found is None:
             return
@@ -403,6 +429,23 @@ class Journal:
             self._held_out = score
             self.folder.checkpoints.point_best(name)
         self._listener(Evaluated(episode, rows))
+
+    def evaluation_progress(self) -> str:
+        """How far held-out evaluation is, as its child tells; it changes while one gets on."""
+        names = self.evaluation.names
+        if not names:
+            return ""
+        driven = ""
+        with suppress(OSError):
+            driven = (self.folder.path / "evaluations" / f"{names[0]}.progress").read_text()
+        return f"{names[0]} {driven}"
+
+    def hurry_evaluation(self) -> None:
+        """It stands behind others no longer; that it cannot begin anew is a note."""
+        try:
+            self.evaluation.hurry()
+        except (OpenCDAError, OSError) as error:
+            self._listener(Note(_no_evaluation(error)))
 
     def close(self) -> None:
         """End children and files; may be called twice."""
@@ -452,15 +495,19 @@ class Journal:
             self.done.best = [*found, float(self.done.episodes)]
         return better
 
-    def _ask_evaluation(self) -> None:
-        name = f"episode_{self.done.episodes}"
+    def _ask_evaluation(self, episode: int) -> None:
+        name = f"episode_{episode}"
         chosen = self.settings.evaluation
         request = {
             "jobs": [{"policy": str(self.folder.path / "checkpoints" / name), "rates_vph": list(chosen.rates_vph)}],
             "config": str(self.folder.path),
             "seeds": list(chosen.selection_seeds),
         }
-        replaced = self.evaluation.ask(name, request)
+        try:
+            replaced = self.evaluation.ask(name, request)
+        except (OpenCDAError, OSError) as error:  # no memory or no room for a child is no end of a training
+            self._listener(Note(_no_evaluation(error)))
+            return
         if replaced is not None:
             text = f"held-out evaluation is slower than training: {replaced} was skipped"
             self._listener(Note(f"{text}; a larger eval_every avoids that"))

@@ -82,7 +82,7 @@ _UNLEARNED = (
 _BITS = "the last bits may differ from those of a run that was never interrupted"
 
 _WORKERS = "workers"  # folder of what they say, in the run folder
-_PATIENCE = 30.0  # [s] that a held-out evaluation in the background has to end once training is over
+_PATIENCE = 30.0  # [s] without a sign from a held-out evaluation that stands behind others, once training is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,11 +383,14 @@ def _end_in_words(
 
 def _finish(folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest) -> TrainResult:
     journal.save()
-    patience = time.monotonic() + _PATIENCE
+    told, since = "", time.monotonic()
     while journal.evaluation.names and not stop.requested():
         folder.beat("evaluating")
-        if time.monotonic() > patience:
-            journal.evaluation.hurry()
+        now = journal.evaluation_progress()
+        if now != told:
+            told, since = now, time.monotonic()
+        elif time.monotonic() - since > _PATIENCE:  # others keep the processor busy
+            journal.hurry_evaluation()
         journal.collect_evaluations(wait=True)
     if stop.requested():
         raise Interrupted(

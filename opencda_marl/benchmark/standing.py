@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from opencda_marl.benchmark.plan import CHOICE, Entrant, Wanted
-from opencda_marl.benchmark.results import density_key, result_of
+from opencda_marl.benchmark.results import density_key, result_of, training
 from opencda_marl.launch.folder import MatrixFolder, is_done
 
 __all__ = ["differences", "estimate", "left", "traffic_of"]
@@ -37,10 +37,19 @@ def left(wanted: Wanted, entrants: Sequence[Entrant], matrix: MatrixFolder, resu
         state = "done" if not missing else "evaluate" if trained else "train"
         row = {"name": entrant.name, "policy": entrant.policy, "kind": entrant.kind, "state": state}
         again = bool(known) and not fresh
-        rows.append(
-            {**row, "again": again, "differs": differences(known, entrant) if again else [], "missing": missing}
-        )
+        differs = differences(known, entrant) if again else []
+        if fresh and missing and entrant.cell is not None and not _of(known, matrix.run(entrant.cell.id)):
+            again, missing = True, list(wanted.densities)  # one policy a file
+            differs = ["another training of the same settings: the one that made the file is not here"]
+        rows.append({**row, "again": again, "differs": differs, "missing": missing})
     return rows
+
+
+def _of(known: Mapping[str, Any], run: Path) -> bool:
+    """Was the policy of these results trained by this run?"""
+    told = known.get("training") or {}
+    here = training(run) if run.is_dir() else {}
+    return bool(told) and all(told.get(name) == here.get(name) for name in ("episodes", "env_steps", "training_s"))
 
 
 def _has(result: Mapping[str, Any], rate: float, wanted: Wanted, entrant: Entrant) -> bool:

@@ -93,7 +93,9 @@ class Child:
         self.close()
         code = self._process.returncode
         if code != 0 or not self._answer.exists():
-            said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
+            said = ["it left no words"]
+            with suppress(OSError):
+                said = self._log.read_text(errors="replace").strip().splitlines()[-12:]
             raise OpenCDAError(
                 f"the child process {self.name} ended with code {code}:\n" + "\n".join(f"    {line}" for line in said),
                 fix=f"all that it said is in {self._log}",
@@ -166,14 +168,15 @@ class OneAtATime:
         self._folder = folder
         self._behind = behind
         self._asked: Mapping[str, Any] = {}
+        self._ended: Child | None = None  # whose answer nobody has read yet
         self._running: Child | None = None
         self._waiting: tuple[str, Mapping[str, Any]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Jobs that run or wait."""
-        running = () if self._running is None else (self._running.name,)
-        return running if self._waiting is None else (*running, self._waiting[0])
+        """Jobs that run or wait, or whose answer does."""
+        names = [each.name for each in (self._ended, self._running) if each is not None]
+        return tuple(names) if self._waiting is None else (*names, self._waiting[0])
 
     def ask(self, name: str, request: Mapping[str, Any]) -> str | None:
         """Start a job, or let it wait.
@@ -190,22 +193,23 @@ class OneAtATime:
         return replaced
 
     def poll(self, *, wait: bool = False) -> tuple[str, Any] | None:
-        """Name and answer of a job that has ended since, and start the next.
+        """Name and answer of a job that has ended since; the next one is started.
 
         Args:
             wait: for the end of the one that runs, a second at most.
 
         Raises:
-            OpenCDAError: the job failed; the next one is started all the same.
+            OpenCDAError: the job failed; the next one is started all the same. Or the next one could not be started,
+                and is forgotten; the answer that was there then comes with the next call.
         """
         child = self._running
-        if child is None or not (child.wait(1.0) if wait else child.done):
-            return None
-        self._running = None
-        if self._waiting is not None:
+        if child is not None and (child.wait(1.0) if wait else child.done):
+            self._running, self._ended = None, child
+        if self._running is None and self._waiting is not None:
             (name, request), self._waiting = self._waiting, None
             self.ask(name, request)
-        return child.name, child.result()
+        ended, self._ended = self._ended, None
+        return None if ended is None else (ended.name, ended.result())
 
     def hurry(self) -> None:
         """No job stands behind others any more; the one that runs begins anew, for nobody may move it forward."""

@@ -177,6 +177,34 @@ def test_a_learner_is_trained_first(tmp_path: Path) -> None:
     assert (row["state"], row["missing"]) == ("train", list(DENSITIES))
 
 
+def test_a_file_holds_the_figures_of_one_training(tmp_path: Path) -> None:
+    """A second training of the same settings (another `--out`, a fresh clone) is another policy."""
+    committed = Path(__file__).parents[2] / "benchmarks" / "results" / "qlearning-s1.json"
+    wanted = Wanted(only=("qlearning",), densities=(300.0, 400.0))
+    _, (entrant,) = make_cells(wanted)
+    assert entrant.cell is not None
+    known = json.loads(committed.read_text()) | {"identity": entrant.identity}
+    del known["densities"]["400"]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "qlearning-s1.json").write_text(json.dumps(known))
+    matrix = MatrixFolder(tmp_path / "out")
+
+    def stands(*densities: float) -> tuple[str, bool, list[float]]:
+        (row,) = left(replace(wanted, densities=densities), [entrant], matrix, tmp_path / "results")
+        assert bool(row["differs"]) == row["again"]
+        return row["state"], row["again"], row["missing"]
+
+    assert stands(300.0) == ("done", False, [])
+    assert stands(300.0, 400.0) == ("train", True, [300.0, 400.0])
+    run = matrix.run(entrant.cell.id)
+    run.mkdir(parents=True)
+    told = known["training"]
+    lines = [{"episode": k, "env_steps": told["env_steps"], "wall_s": 0.0} for k in range(1, told["episodes"])]
+    lines.append({"episode": told["episodes"], "env_steps": told["env_steps"], "wall_s": told["training_s"]})
+    (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert stands(300.0, 400.0)[1:] == (False, [400.0])  # the one that made the file
+
+
 def test_a_wish_to_stop_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = _Children()
     monkeypatch.setattr(measure, "run_all", children)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from opencda_marl.core import children
 from opencda_marl.core.children import Child, OneAtATime, run_all
 from opencda_marl.core.errors import OpenCDAError
 
@@ -199,3 +200,32 @@ def test_a_job_in_a_hurry_answers_and_so_does_the_one_behind_it(tmp_path: Path, 
         if found is not None:
             answers[found[0]] = found[1]["twice"]
     assert answers == {"first": 2, "second": 4}
+
+
+def test_an_answer_is_not_lost_where_the_next_job_cannot_be_started(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = OneAtATime(module, folder=tmp_path)
+    jobs.ask("first", {"value": 1})
+    jobs.ask("second", {"value": 2})
+
+    def refused(*_: object, **__: object) -> Child:
+        raise OSError(11, "no process can be started")
+
+    monkeypatch.setattr(children, "Child", refused)
+    with pytest.raises(OSError, match="no process"):
+        while jobs.names:
+            jobs.poll(wait=True)
+    assert jobs.names == ("first",)
+    found = jobs.poll()
+    assert found is not None
+    assert (found[0], found[1]["twice"]) == ("first", 2)
+    assert jobs.names == ()
+
+
+def test_a_failed_child_without_a_log_is_an_error_like_others(tmp_path: Path, module: str) -> None:
+    child = Child(module, {"value": 1, "fail": True}, folder=tmp_path, name="job")
+    assert child.wait(30)
+    (tmp_path / "job.log").unlink()
+    with pytest.raises(OpenCDAError, match="it left no words"):
+        child.result()

@@ -183,6 +183,29 @@ def test_held_out_evaluation_does_not_disturb_training(whole: Path, tmp_path: Pa
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
+@pytest.mark.parametrize("lost", ["all of it", "its second half"])
+def test_a_lost_evaluation_is_made_up_for_on_resume(tmp_path: Path, lost: str) -> None:
+    """Killed before, or while, what held-out evaluation found was written down."""
+    chosen = ("evaluation.selection_seeds=[8000,8001]", "evaluation.rates_vph=[200.0,300.0]")
+    run = _train(tmp_path / "run", "eval_every=4", *chosen)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    whole = [line for line in lines if json.loads(line)["kind"] == "evaluation"]
+    assert [json.loads(line)["rate_vph"] for line in whole] == [200.0, 300.0]
+    kept = [] if lost == "all of it" else whole[:1]
+    metrics.write_text("".join([line for line in lines if line not in whole] + kept))
+    (run / "checkpoints" / "best").unlink()
+    _finish(_start(run, resume=True), 0)
+    found = [line for line in read_metrics(run) if line["kind"] == "evaluation"]
+    assert [line["rate_vph"] for line in found] == [json.loads(line)["rate_vph"] for line in (*kept, *whole)]
+    assert [line["return"] for line in found[-2:]] == [json.loads(line)["return"] for line in whole]
+    best = Checkpoints(run / "checkpoints").find("best")
+    assert best is not None
+    assert best.name == "episode_4"
+    _finish(_start(run, resume=True), 0)
+    assert len([line for line in read_metrics(run) if line["kind"] == "evaluation"]) == len(found)
+
+
 def test_a_killed_trainer_takes_its_children_along(tmp_path: Path) -> None:
     process = _start(tmp_path / "run", "max_episodes=400", "eval_every=1", "evaluation.selection_seeds=[0,400]")
     _await_episode(process, 2)
