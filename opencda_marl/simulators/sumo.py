@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from opencda_marl.core.errors import ConfigError, DeadlineError, SimulatorError
+from opencda_marl.core.files import writing
 from opencda_marl.core.frames import centre_of_front, sumo_angle
 from opencda_marl.core.roads import Roads
 from opencda_marl.core.scratch import scratch_folder
@@ -112,7 +113,8 @@ class SumoSimulator:
                 raise ConfigError(f"SUMO cannot read from a path with a comma: {path}", fix="move or rename it")
         self._types = Path(self._folder.name) / "types.add.xml"
         self._log = Path(self._folder.name) / "errors.txt"
-        self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
+        with writing(self._types):  # TMPDIR may be full
+            self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
         # Standing bumper to bumper with its gap, every route has so many vehicles: more wait outside.
         slots = int(np.ceil(roads.length / (vehicle.length + vehicle.min_gap)).sum())
         self.info = SimulatorInfo(

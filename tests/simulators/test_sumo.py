@@ -17,7 +17,7 @@ import libsumo
 import numpy as np
 import pytest
 
-from opencda_marl.core.errors import BackendMissingError, ConfigError, DeadlineError, SimulatorError
+from opencda_marl.core.errors import BackendMissingError, ConfigError, DeadlineError, SimulatorError, StorageError
 from opencda_marl.core.roads import Movement
 from opencda_marl.core.state import Command, Driver, Ending, Field, Schedule
 from opencda_marl.settings.traffic import DemandSettings, SimulatorSettings, VehicleSettings
@@ -531,3 +531,14 @@ def test_a_stopped_sumo_misses_its_deadline_and_is_killed() -> None:
     os.kill(process.pid, signal.SIGSTOP)
     simulator.close()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error without a path would be taken for one of stdout."""
+
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StorageError, match=r"types\.add\.xml"):
+        _make()
