@@ -113,8 +113,12 @@ class SumoSimulator:
                 raise ConfigError(f"SUMO cannot read from a path with a comma: {path}", fix="move or rename it")
         self._types = Path(self._folder.name) / "types.add.xml"
         self._log = Path(self._folder.name) / "errors.txt"
-        with writing(self._types):  # TMPDIR may be full
-            self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
+        try:
+            with writing(self._types):  # TMPDIR may be full
+                self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
+        except BaseException:
+            self._folder.cleanup()
+            raise
         # Standing bumper to bumper with its gap, every route has so many vehicles: more wait outside.
         slots = int(np.ceil(roads.length / (vehicle.length + vehicle.min_gap)).sum())
         self.info = SimulatorInfo(
