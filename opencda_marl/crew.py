@@ -384,12 +384,15 @@ def spawned(settings: RunSettings, text: str, *, folder: Path, spans: Spans, sto
         StorageError: their requests cannot be written.
     """
     size = int(settings.workers)
+    meeting: TemporaryDirectory[str] | None = None
     try:
         meeting = scratch_folder("workers")
         path = str(Path(meeting.name) / "store")
         store = FileStore(path, size)
         store.set(_CONFIG, text)
     except (OSError, RuntimeError) as error:  # torch tells a full disk by the latter
+        if meeting is not None:
+            meeting.cleanup()
         raise StorageError(
             f"the workers cannot meet in a temporary folder: {str(error).splitlines()[0]}",
             fix="make room where temporary files go, or name another folder: export TMPDIR=/tmp; or set workers=1",

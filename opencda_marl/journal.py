@@ -5,10 +5,8 @@ Longer than other modules, because what is kept at an episode's end must be one 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,27 +15,25 @@ import numpy as np
 
 from opencda_marl import __version__
 from opencda_marl.core.budget import Budget, Pace
-from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import CheckpointError, OpenCDAError
-from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Evaluated, Listener, Note
+from opencda_marl.core.events import Beat, Checkpointed, EpisodeDone, Listener, Note
 from opencda_marl.core.forms import with_forms
 from opencda_marl.core.metrics import EpisodeRecord, pool
-from opencda_marl.core.run_folder import RunFolder, read_config, read_metrics, read_run
+from opencda_marl.core.run_folder import RunFolder, read_config, read_run
 from opencda_marl.core.scalars import ScalarWriter
 from opencda_marl.core.spans import Spans
 from opencda_marl.core.spec import Learner, LearnerState, ObservationSpec
 from opencda_marl.crew import Alone, Crew, Part, joined
+from opencda_marl.held_out import HeldOut
 from opencda_marl.settings.run import RunSettings
 
 __all__ = [
-    "CRASH",
     "TIMING_FIELDS",
     "Done",
     "Journal",
     "Recorder",
     "check_acting",
     "episode_line",
-    "held_out_score",
     "objective_weights",
     "recorded",
     "wants_trajectory",
@@ -64,48 +60,6 @@ class Done:
 def objective_weights(settings: RunSettings) -> list[float] | None:
     """Weights of the objectives in `return`: the fixed preference where there is one, else None (ones)."""
     return list(settings.preference.fixed) if settings.algorithm.startswith("pc") else None
-
-
-CRASH = 200.0
-"""[s] of delay that a crash is worth where checkpoints are compared: the default reward weighs them so (20 / 0.1)."""
-
-
-def held_out_score(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Of held-out evaluation at several rates, larger is better.
-
-    First that traffic is let in (who waits outside at the end, by steps of 5 % of all: a policy that stands still
-    crashes nobody), then little delay, where whoever crashes or is removed counts as `CRASH` seconds: the evaluations
-    that are compared are short, and one crash more or less in them is no reason to drive a second slower for ever.
-    """
-
-    def mean(name: str) -> float:
-        return sum(row[name] or 0.0 for row in rows) / len(rows)
-
-    outside = sum(_waiting(row) for row in rows) / len(rows)
-    return -math.floor(20.0 * outside), -(mean("mean_delay_s") + CRASH * (1.0 - mean("success_rate")))
-
-
-def _no_evaluation(error: Exception) -> str:
-    return f"held-out evaluation failed; training goes on. {error}"
-
-
-def _waiting(row: Mapping[str, Any]) -> float:
-    """The share of an evaluation's vehicles that never got in."""
-    waiting = float(row["waiting_at_end"])
-    everybody = row["vehicles"] / row["episodes"] + row["running_at_end"] + waiting
-    return waiting / everybody if everybody else 0.0
-
-
-def _held_out_scores(folder: RunFolder, rates: int) -> dict[int, tuple[float, ...]]:
-    """Episode -> score of its held-out evaluation, of those that the run has written down whole: at all rates.
-
-    Of an evaluation that a full disk or a kill cut short the first rates may be there, which are the easy ones.
-    """
-    rows: dict[int, list[dict[str, Any]]] = {}
-    for line in read_metrics(folder.path):
-        if line["kind"] == "evaluation":
-            rows.setdefault(line["episode"], []).append(line)
-    return {episode: held_out_score(found[-rates:]) for episode, found in rows.items() if len(found) >= rates}
 
 
 def recorded(path: Path, *names: str) -> dict[str, Any]:
@@ -179,9 +133,6 @@ class Journal:
         self.done = done
         self.boundary: LearnerState | None = None  # None: it is on the disk
         self.steps = 0  # of the episode under way
-        # Workers run in step: time that one of them loses is lost to all of them.
-        beside = folder.path / "evaluations"
-        self.evaluation = OneAtATime("opencda_marl.evaluate", folder=beside, behind=settings.workers != 1)
         self._observation = observation
         self._learner = learner
         self._spans = spans
@@ -208,25 +159,7 @@ class Journal:
         self._mode = learner.describe().get("update_mode")
         self.compiling = self._mode in ("compiled", "cuda_graph", "auto")  # does the next update begin with that?
         self._profile = recorded(folder.path, "profile")["profile"]
-        self._held_out: tuple[float, ...] | None = None  # score of `best`; None: no held-out evaluation has come in
-        self._take_up_evaluations()
-
-    def _take_up_evaluations(self) -> None:
-        """Of a resumed run: `best` is what the evaluations say that are there, and the one that was lost is asked for.
-
-        What ran or waited when the run ended was never written down; of those the newest is asked for again.
-        """
-        scores = _held_out_scores(self.folder, len(self.settings.evaluation.rates_vph))
-        if scores:
-            self._held_out = max(scores.values())
-            best = max(episode for episode, score in scores.items() if score == self._held_out)
-            if best in self.folder.checkpoints.numbered():
-                self.folder.checkpoints.point_best(f"episode_{best}")
-        every, size = self.settings.eval_every, self._crew.size
-        if every and self.done.episodes >= every:
-            due = -(-(self.done.episodes // every * every) // size) * size  # the end of the round that it fell into
-            if due not in scores and due in self.folder.checkpoints.numbered():
-                self._ask_evaluation(due)
+        self.held_out = HeldOut(folder, settings, listener, done=done.episodes, size=self._crew.size)
 
     @property
     def episode(self) -> int:
@@ -364,8 +297,8 @@ class Journal:
             if self._due:
                 self.save()
             if evaluate:
-                self._ask_evaluation(self.done.episodes)
-            self.collect_evaluations()
+                self.held_out.ask(self.done.episodes)
+            self.held_out.collect()
         self._line = parts[-1].line
         progress = self._budget.used(self.done.episodes, self.done.env_steps, self.done.wall_s)
         left = self._pace.left(
@@ -403,7 +336,7 @@ class Journal:
         }
         try:
             path = self.folder.checkpoints.save(
-                self.done.episodes, self.boundary, extra, self._texts, best=better, pinned=self.evaluation.names
+                self.done.episodes, self.boundary, extra, self._texts, best=better, pinned=self.held_out.names
             )
         except BaseException:
             self.done.best = before
@@ -411,45 +344,9 @@ class Journal:
         self.boundary = None
         self._listener(Checkpointed(path, self.done.episodes, better))
 
-    def collect_evaluations(self, *, wait: bool = False) -> None:
-        """Write down what held-out evaluation has found since; its failure is a note, not the run's end."""
-        try:
-            found = self.evaluation.poll(wait=wait)
-        except (OpenCDAError, OSError) as error:
-            self._listener(Note(_no_evaluation(error)))
-            return
-        if found is None:
-            return
-        name, rows = found
-        episode = int(name.rpartition("_")[2])
-        for row in rows:
-            self.folder.metrics({"kind": "evaluation", "episode": episode, **row})
-        score = held_out_score(rows)
-        if self._held_out is None or score >= self._held_out:
-            self._held_out = score
-            self.folder.checkpoints.point_best(name)
-        self._listener(Evaluated(episode, rows))
-
-    def evaluation_progress(self) -> str:
-        """How far held-out evaluation is, as its child tells; it changes while one gets on."""
-        names = self.evaluation.names
-        if not names:
-            return ""
-        driven = ""
-        with suppress(OSError):
-            driven = (self.folder.path / "evaluations" / f"{names[0]}.progress").read_text()
-        return f"{names[0]} {driven}"
-
-    def hurry_evaluation(self) -> None:
-        """It stands behind others no longer; that it cannot begin anew is a note."""
-        try:
-            self.evaluation.hurry()
-        except (OpenCDAError, OSError) as error:
-            self._listener(Note(_no_evaluation(error)))
-
     def close(self) -> None:
         """End children and files; may be called twice."""
-        self.evaluation.close()
+        self.held_out.close()
         if self._scalars is not None:
             self._scalars.close()
 
@@ -484,7 +381,7 @@ class Journal:
 
         Where held-out evaluation says what is best, nothing else does.
         """
-        if self._held_out is not None:
+        if self.held_out.decides:
             return False
         ended = sum(row[1] for row in self.done.window)
         score = sum(row[0] for row in self.done.window) / ended if ended else 0.0
@@ -494,23 +391,6 @@ class Journal:
         if better:
             self.done.best = [*found, float(self.done.episodes)]
         return better
-
-    def _ask_evaluation(self, episode: int) -> None:
-        name = f"episode_{episode}"
-        chosen = self.settings.evaluation
-        request = {
-            "jobs": [{"policy": str(self.folder.path / "checkpoints" / name), "rates_vph": list(chosen.rates_vph)}],
-            "config": str(self.folder.path),
-            "seeds": list(chosen.selection_seeds),
-        }
-        try:
-            replaced = self.evaluation.ask(name, request)
-        except (OpenCDAError, OSError) as error:  # no memory or no room for a child is no end of a training
-            self._listener(Note(_no_evaluation(error)))
-            return
-        if replaced is not None:
-            text = f"held-out evaluation is slower than training: {replaced} was skipped"
-            self._listener(Note(f"{text}; a larger eval_every avoids that"))
 
     def _save_trajectory(self, part: Part) -> None:
         every, episode = self.settings.recording.trajectories_every, part.line["episode"]

@@ -22,7 +22,8 @@ from opencda_marl.core.machine import cores
 from opencda_marl.core.run_folder import progress_file, read_episodes, read_metrics, typed
 from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.verdict import in_words, judge
-from opencda_marl.journal import held_out_score, recorded
+from opencda_marl.held_out import held_out_score
+from opencda_marl.journal import recorded
 from opencda_marl.plots import learning_plot, traffic_plot
 from opencda_marl.settings.run import RunSettings
 from opencda_marl.settings.traffic import WITH_SERVER
@@ -231,7 +232,7 @@ def next_line(run: Path, checkpoint: Path | None = None) -> str:
 
 
 def choose_checkpoint(run: Path, settings: RunSettings, jobs: Callable[..., dict[str, Any]]) -> Path:
-    """`best` or `latest`: the one with the higher `journal.held_out_score` on the selection seeds.
+    """`best` or `latest`: the one with the higher `held_out_score` on the selection seeds.
 
     Args:
         run: its folder.

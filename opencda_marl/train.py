@@ -82,7 +82,6 @@ _UNLEARNED = (
 _BITS = "the last bits may differ from those of a run that was never interrupted"
 
 _WORKERS = "workers"  # folder of what they say, in the run folder
-_PATIENCE = 30.0  # [s] without a sign from a held-out evaluation that stands behind others, once training is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,15 +382,9 @@ def _end_in_words(
 
 def _finish(folder: RunFolder, settings: RunSettings, journal: Journal, stop: StopRequest) -> TrainResult:
     journal.save()
-    told, since = "", time.monotonic()
-    while journal.evaluation.names and not stop.requested():
+    while journal.held_out.names and not stop.requested():
         folder.beat("evaluating")
-        now = journal.evaluation_progress()
-        if now != told:
-            told, since = now, time.monotonic()
-        elif time.monotonic() - since > _PATIENCE:  # others keep the processor busy
-            journal.hurry_evaluation()
-        journal.collect_evaluations(wait=True)
+        journal.held_out.finish()
     if stop.requested():
         raise Interrupted(
             f"stopped; training was done, and all {journal.done.episodes} episodes are saved in {folder.path}",

@@ -203,7 +203,7 @@ class OneAtATime:
                 and is forgotten; the answer that was there then comes with the next call.
         """
         child = self._running
-        if child is not None and (child.wait(1.0) if wait else child.done):
+        if self._ended is None and child is not None and (child.wait(1.0) if wait else child.done):
             self._running, self._ended = None, child
         if self._running is None and self._waiting is not None:
             (name, request), self._waiting = self._waiting, None
@@ -225,9 +225,10 @@ class OneAtATime:
     def close(self) -> None:
         """End what runs, forget what waits; may be called twice."""
         self._waiting = None
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        for child in (self._ended, self._running):
+            if child is not None:
+                child.close()
+        self._ended = self._running = None
 
 
 def _put_behind(process: int) -> None:

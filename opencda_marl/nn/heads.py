@@ -163,10 +163,10 @@ class TanhGaussian:
         self, parameters: Parameters, prefix: str, outputs: _Outputs, noise: Tensor | None
     ) -> tuple[_Actions, _Actions]:
         """See `Head`."""
-        shift = self._greedy if noise is None else noise
-        # at the median the mean as it is: there the spread need not be at hand
-        moved = noise is not None or self._greedy != 0.0
-        pre_tanh = outputs + torch.exp(self._spread(parameters, prefix)) * shift if moved else outputs
+        if noise is None and self._greedy == 0.0:
+            return torch.tanh(outputs), outputs
+        away = self._greedy if noise is None else noise
+        pre_tanh = outputs + torch.exp(self._spread(parameters, prefix)) * away
         return torch.tanh(pre_tanh), pre_tanh
 
     def log_prob(self, parameters: Parameters, prefix: str, outputs: _Outputs, stored: _Actions) -> _Rows:
@@ -287,7 +287,7 @@ class EpsilonGreedy:
 class Categorical:
     """A choice among levels. Values and what is stored are the index.
 
-    Greedy is a quantile, as it is the median: levels are speeds, and between going and braking lies caution. The
+    Greedy is a quantile, by default the median: levels are speeds, and between going and braking lies caution. The
     likeliest level is another policy than the one that was trained: bolder wherever braking has the smaller share.
 
     Args:

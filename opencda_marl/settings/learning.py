@@ -64,9 +64,7 @@ class MappoSettings(NetworkSettings):
     critic: Literal["central", "local"] = "central"  # central: sees the scene (mean and max over everybody)
     initial_fraction: Annotated[float, Between(0.01, 0.99)] = 0.8  # first policy's mean, as a share of the envelope
     initial_log_std: Annotated[float, Between(-5, 2)] = -0.5  # of the first policy, before tanh
-    greedy_quantile: Annotated[float, Between(0.01, 0.99)] = (
-        0.5  # of the speeds: greedy driving takes it; lower: warier
-    )
+    greedy_quantile: Annotated[float, Between(0.01, 0.99)] = 0.5  # of its speeds, that greedy driving takes
 
 
 ALGORITHMS: dict[str, type[LearnerSettings]] = {

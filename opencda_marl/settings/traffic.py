@@ -70,9 +70,7 @@ class DemandSettings:
     """Flows of vehicles."""
 
     rate_vph: Annotated[float | list[float], Between(0, 3000)] = 300.0  # [vehicles/h/lane]; a list: see rate_draw
-    rate_draw: Literal["choice", "range", "spread"] = (
-        "choice"  # a list: one of it, or between its ends (spread: evenly)
-    )
+    rate_draw: Literal["choice", "range", "spread"] = "choice"  # of a list: one, or between its ends (spread: evenly)
     ramp_episodes: Annotated[int, Between(0, None)] = 0  # of training: so long the range's upper end grows; 0: never
     ramp_from: Annotated[float, Between(0, 3000)] = 400.0  # [vehicles/h/lane] where it begins, at most its end
     arrivals: Literal["poisson", "exact"] = "poisson"  # random gaps, or equal ones

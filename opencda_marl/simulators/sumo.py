@@ -107,13 +107,12 @@ class SumoSimulator:
         backend = choose_backend(simulator)
         self._link = _link(backend, simulator)
         self._folder = scratch_folder()
-        for path in (roads.network, self._folder.name):
-            if "," in path:  # SUMO would take it for a list of files
-                self._folder.cleanup()
-                raise ConfigError(f"SUMO cannot read from a path with a comma: {path}", fix="move or rename it")
         self._types = Path(self._folder.name) / "types.add.xml"
         self._log = Path(self._folder.name) / "errors.txt"
         try:
+            for path in (roads.network, self._folder.name):
+                if "," in path:  # SUMO would take it for a list of files
+                    raise ConfigError(f"SUMO cannot read from a path with a comma: {path}", fix="move or rename it")
             with writing(self._types):  # TMPDIR may be full
                 self._types.write_text(_additional(roads, vehicle, demand), encoding="utf-8")
         except BaseException:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opencda_marl.journal import CRASH, held_out_score
+from opencda_marl.held_out import CRASH, held_out_score
 
 
 def _rows(crashes: float, delay: float, waiting: float = 0.0, through: float = 400.0) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from small_world import SPEC, FakeEnv, FakeLearner
 
 from opencda_marl.config import changes, config_hash, to_yaml
 from opencda_marl.config_check import check
-from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, WorkerError
+from opencda_marl.core.errors import CheckpointError, ConfigError, OpenCDAError, StorageError, WorkerError
 from opencda_marl.core.events import EpisodeDone
 from opencda_marl.core.run_folder import RunFolder, read_episodes, read_metrics
 from opencda_marl.core.spans import Spans
@@ -296,3 +296,17 @@ def test_what_torchrun_says() -> None:
     for wrong in ({"RANK": "x"}, {"RANK": "4"}):
         with pytest.raises(ConfigError):
             launched({**told, **wrong})
+
+
+def test_workers_that_cannot_meet_say_where_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk under TMPDIR, in torch's own words."""
+
+    def full(*_: object) -> None:
+        raise RuntimeError("write: No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("opencda_marl.crew.FileStore.set", full)
+    with pytest.raises(StorageError, match="cannot meet in a temporary folder: write: No space left") as caught:
+        spawned(SETTINGS, "", folder=tmp_path / "logs", spans=Spans(), stop=StopRequest())
+    assert "TMPDIR" in str(caught.value.fix)
+    assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def test_rates_that_are_spread_cover_the_range_within_an_update(workers: int) ->
         some = np.sort(rounds[first : first + 3])
         assert some[0] < 350.0 < some[-1]
         assert (np.diff(some) > 50.0).all()
-    assert schedules(workers, *spread)[3].times.tolist() == schedules(workers, *spread)[3].times.tolist()
+    assert [each.rate_vph for each in schedules(workers, *spread)] == rates, "from the seed alone: resume needs it"
 
 
 def test_a_fixed_rate_leaves_every_episode_as_it_is_with_one_worker() -> None:
