@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -363,6 +364,12 @@ def config_reference(
     from opencda_marl.display import show_table
 
     found = [row for row in rows() if find in row.key or find in row.algorithms]
+    if not found:
+        near = get_close_matches(find, [word for row in rows() for word in (*row.key.split("."), *row.algorithms)], 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"no setting has {find!r} in its name{meant}", fix="all of them: opencda-marl config reference"
+        )
     if as_json:
         names = ("key", "kind", "default", "about", "algorithms")
         emit([{"value" if name == "kind" else name: getattr(row, name) for name in names} for row in found])

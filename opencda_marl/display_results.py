@@ -20,6 +20,7 @@ from opencda_marl.core.stopping import StopRequest
 from opencda_marl.core.verdict import in_words
 from opencda_marl.display import show_facts, show_table, unheard
 from opencda_marl.outlook import table_episodes, table_seconds
+from opencda_marl.policies.catalogue import BUNDLED
 
 if TYPE_CHECKING:
     from opencda_marl.report import Report
@@ -153,7 +154,9 @@ def _density(rate: float | list[float]) -> str:
 def show_evaluation(console: Console, answer: Mapping[str, Any]) -> None:
     """The figures of one policy."""
     figures = {
-        "policy": answer["checkpoint"] or answer["policy"],
+        "policy": answer["policy"]
+        if answer["policy"].startswith(BUNDLED)
+        else answer["checkpoint"] or answer["policy"],
         "profile": answer["profile"] or "-",
         "episodes": f"{answer['episodes']} (seeds {answer['seeds'][0]}:{answer['seeds'][1]})",
         "density": f"{_density(answer['rate_vph'])} vehicles/h a lane",

@@ -11,7 +11,7 @@ from typing import Any
 from opencda_marl.core.children import OneAtATime
 from opencda_marl.core.errors import OpenCDAError
 from opencda_marl.core.events import Evaluated, Listener, Note
-from opencda_marl.core.run_folder import RunFolder, read_metrics
+from opencda_marl.core.run_folder import RunFolder, read_metrics, typed
 from opencda_marl.settings.run import RunSettings
 
 __all__ = ["CRASH", "HeldOut", "held_out_score"]
@@ -19,6 +19,7 @@ __all__ = ["CRASH", "HeldOut", "held_out_score"]
 CRASH = 200.0
 """[s] of delay that a crash is worth where checkpoints are compared: the default reward weighs them so (20 / 0.1)."""
 
+_GIVEN_UP = 0.25  # [s] a step of its episodes likewise, of any: ten minutes for 2,400
 _PATIENCE = 30.0  # [s] without a sign from an evaluation that stands behind others, once training is over
 
 
@@ -58,6 +59,7 @@ class HeldOut:
         self._place = folder.path / "evaluations"
         # Workers run in step: time that one of them loses is lost to all of them.
         self._jobs = OneAtATime("opencda_marl.evaluate", folder=self._place, behind=size > 1)
+        self._given_up = _GIVEN_UP * max(2400, settings.max_steps)  # [s]
         self._sign, self._since = "", time.monotonic()  # the last one of a child, and when
         scores = _scores(folder, len(self._evaluation.rates_vph))
         self._best = max(scores.values(), default=None)  # score of `best`; None: no evaluation has come in
@@ -122,6 +124,10 @@ class HeldOut:
             sign += (self._place / f"{self.names[0]}.progress").read_text()
         if sign != self._sign:
             self._sign, self._since = sign, time.monotonic()
+        elif time.monotonic() - self._since > self._given_up:
+            told = f"not one episode in {self._given_up / 60.0:.0f} minutes; its words are in {typed(self._place)}"
+            self._listener(Note(f"held-out evaluation of {' and '.join(self.names)} is given up: {told}"))
+            self._jobs.close()
         elif time.monotonic() - self._since > _PATIENCE:
             try:
                 self._jobs.hurry()

@@ -385,7 +385,7 @@ class Journal:
             return False
         ended = sum(row[1] for row in self.done.window)
         score = sum(row[0] for row in self.done.window) / ended if ended else 0.0
-        full, ramp = len(self.done.window) == _WINDOW, self.settings.demand.ramp_episodes
+        full, ramp = len(self.done.window) == _WINDOW, self.settings.demand.ramp
         found = [float(full) + float(full and 0 < ramp <= self.done.episodes - _WINDOW), score]
         better = not self.done.best or found >= self.done.best[:2]
         if better:

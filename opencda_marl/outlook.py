@@ -53,7 +53,7 @@ def densities(demand: DemandSettings) -> str:
             return f"{last} {unit}"
         return f"{', '.join(others)} or {last} {unit}, one of these drawn for each episode"
     low, high = rates
-    grows = demand.ramp_episodes > 0 and demand.ramp_from < high
+    grows = demand.ramp > 0
     ramp = f", at first up to {max(low, demand.ramp_from):g}" if grows else ""
     comes = "drawn anew for each episode" if demand.rate_draw == "range" else "evenly spread over the episodes"
     return f"{low:g} to {high:g} {unit}, {comes}{ramp}"

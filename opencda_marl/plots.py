@@ -247,6 +247,7 @@ def density_plot(curves: Mapping[str, Mapping[str, Mapping[float, Sequence[float
                 axis.plot(*zip(*points, strict=True), ".", ms=5, color=looks[policy]["color"])
             axis.set_xlabel("vehicles per hour and lane")
             axis.set_ylabel(label)
+        figure.suptitle("Held-out traffic by density: mean of the runs, and each run")
         _legend(figure, names)
     return out
 
@@ -266,6 +267,7 @@ def profile_plot(scores: Mapping[str, np.ndarray], out: Path) -> Path:
             axis.plot(100.0 * thresholds, performance_profile(found, thresholds), **looks[policy])
         axis.set_xlabel("success [%]")
         axis.set_ylabel("share of runs and densities above it")
+        figure.suptitle("Performance profiles: how often success is above a threshold")
         _legend(figure, list(scores))
     return out
 

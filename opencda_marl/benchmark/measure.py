@@ -101,7 +101,10 @@ class Measurement:
 
     def _recorder(self, result: dict[str, Any], rate: float) -> Callable[[dict[str, Any]], None]:
         def record(answer: dict[str, Any]) -> None:
-            blocks = {**result["densities"], density_key(rate): short_figures(answer)}
+            there = result_of(self._results, result["name"])  # another command may measure other densities beside
+            same = all(there.get(name) == result.get(name) for name in ("identity", "checkpoint", "training"))
+            beside = there["densities"] if there and same else {}
+            blocks = {**beside, **result["densities"], density_key(rate): short_figures(answer)}
             result["densities"] = dict(sorted(blocks.items(), key=lambda item: float(item[0])))
             result["date"] = time.strftime("%Y-%m-%d")
             write_result(self._results, result)
@@ -217,8 +220,10 @@ def run_jobs(
             return not stop.requested()
 
         requests = {job.name: job.request for job in jobs}
-        found = run_all(_MODULE, requests, folder=folder, workers=workers, going_on=going_on)
-        collect()
+        try:
+            found = run_all(_MODULE, requests, folder=folder, workers=workers, going_on=going_on)
+        finally:
+            collect()  # what ended beside one that failed is measured all the same
         if stop.requested():
             raise Interrupted(
                 f"stopped: {len(jobs) - len(waiting)} of {len(jobs)} evaluations are done and saved",

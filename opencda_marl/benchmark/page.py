@@ -48,7 +48,7 @@ def page_text(
     rows = rows_of(measured, densities)
     cells = [[write(row[name]) for name, (_, write) in COLUMNS.items()] for row in rows]
     table = as_markdown if whole else _filled
-    parts = ["### Figures\n", table([heading for heading, _ in COLUMNS.values()], cells)]
+    parts = ["### Figures\n", table([heading for heading, _ in COLUMNS.values()], cells)] if rows else []
     trained = training_rows(measured)
     if trained:
         headings = list(dict.fromkeys(key for row in trained for key in row))
@@ -189,12 +189,15 @@ def write_report(results: Sequence[Mapping[str, Any]], densities: Sequence[float
 def _curves(
     results: Sequence[Mapping[str, Any]], densities: Sequence[float]
 ) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """Field -> policy -> density -> values of its runs."""
+    """Field -> policy, or name of a run of one's own -> density -> values of its runs."""
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for result in results:
         for row in rows_of([result], densities):
             for name in ("collision_rate", "through_rate", "mean_delay_s"):
                 if row[name] is not None:
-                    curve = found.setdefault(name, {}).setdefault(str(result["policy"]), {})
+                    # seeds of the benchmark share a line; two runs of one's own may differ in anything
+                    own = result.get("own") and result["kind"] == "learner"
+                    line = str(result["name" if own else "policy"])
+                    curve = found.setdefault(name, {}).setdefault(line, {})
                     curve.setdefault(row["rate_vph"], []).append(float(row[name]))
     return found

@@ -83,9 +83,7 @@ def differences(known: Mapping[str, Any], entrant: Entrant) -> list[str]:
     if len(found) > _LISTED:
         found = [*found[:_LISTED], f"and {len(found) - _LISTED} more settings"]
     if not known.get("settings"):
-        found.append(
-            f"it does not hold its other settings; it was made by: {known.get('command', 'nobody knows what')}"
-        )
+        found.append(f"it is from before files kept all settings, made by: {known.get('command', 'nobody knows what')}")
     return found or ["the content of a network file"]
 
 

@@ -132,7 +132,7 @@ def scores_of(
         name: a key of `MEASURES`.
     """
     found: dict[str, list[list[float]]] = {}
-    for result in results:
+    for result in results if densities else ():  # of no densities everything would be complete
         found_blocks = [result.get("densities", {}).get(density_key(rate)) for rate in densities]
         blocks = [None if block is None else MEASURES[name](block) for block in found_blocks]
         if all(value is not None for value in blocks):
@@ -222,7 +222,8 @@ def _where(judged: Sequence[Mapping[str, Any]], rival: str, densities: Sequence[
     for one in judged:
         if one["rival"] == rival and one["vehicles"]:
             worse = [_WORSE[name] for name in _WORSE if one[name] < 0]
-            says = {"beats": "yes", "equal": "no sure difference"}.get(one["verdict"], f"NO, {' and '.join(worse)}")
+            unsure = dict.fromkeys(("equal", "unknown"), "no sure difference")
+            says = {"beats": "yes", **unsure}.get(one["verdict"], f"NO, {' and '.join(worse)}")
             at.setdefault(says, []).append(float(one["rate_vph"]))
     return "; ".join(f"{says}: {_spans(rates, densities)}" for says, rates in at.items()) or "not compared"
 

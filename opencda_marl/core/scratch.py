@@ -25,15 +25,17 @@ _OPEN: set[str] = set()  # of this process
 class _Scratch(tempfile.TemporaryDirectory[str]):
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix=prefix, ignore_cleanup_errors=True)  # what stays is swept by another process
+        unseen = Path(self.name, f"{_LOCK}.new")  # locked before anybody who sweeps can see it
         try:
-            self._lock = os.open(Path(self.name, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._lock = os.open(unseen, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError:
             super().cleanup()
             raise
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.rename(unseen, Path(self.name, _LOCK))
         except OSError:  # a file system without locks: then nobody sweeps here
-            os.unlink(Path(self.name, _LOCK))
+            os.unlink(unseen)
         _OPEN.add(self.name)
 
     def cleanup(self) -> None:

@@ -39,9 +39,9 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
         theirs: of the same seeds and density.
 
     Returns:
-        rival, rate_vph, verdict (`beats`, `worse`, `mixed`, `equal`), vehicles, episodes; p_crash and p_through (how
-        often chance alone makes such a difference); crashed ([collided, ended]), collision_rate, through and delay of
-        both; JSON values.
+        rival, rate_vph, verdict (`beats`, `worse`, `mixed`, `equal`; `unknown`: too few episodes to tell), vehicles,
+        episodes; p_crash and p_through (how often chance alone makes such a difference); crashed ([collided, ended]),
+        collision_rate, through and delay of both; JSON values.
 
     Raises:
         ValueError: it was not the same traffic.
@@ -56,7 +56,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
     if min(counts[:, 1].sum() for counts in crashed) < _LEAST_ENDED:
         p_crash = 1.0  # a driver that stands still is not safe because nobody of the few that ended crashed
     safer, more = _sign(-apart, p_crash), _sign(gained, p_through)
-    found = {(True, True): "mixed", (True, False): "beats", (False, True): "worse", (False, False): "equal"}
+    neither = "equal" if len(both[0]) >= _LEAST_EPISODES else "unknown"
+    found = {(True, True): "mixed", (True, False): "beats", (False, True): "worse", (False, False): neither}
     return {
         "rival": theirs["policy"],
         "rate_vph": ours["rate_vph"],
@@ -102,6 +103,7 @@ _HEADS = {
     "worse": "does NOT beat",
     "mixed": "does NOT beat",
     "equal": "is not told apart from",
+    "unknown": "is not told apart from",
 }
 RIVAL_NAMES = {"random": "random driving", "full_speed": "full speed", "priority": "SUMO's priority rule"}
 """What they are called in sentences."""
@@ -139,7 +141,7 @@ def _sentence(one: Mapping[str, Any]) -> str:
     density = one["rate_vph"]
     at = " to ".join(f"{rate:g}" for rate in density) if isinstance(density, list) else f"{density:g}"
     name = RIVAL_NAMES.get(one["rival"], one["rival"])
-    on = f" on {counted(one['vehicles'], 'vehicle')}" if one["verdict"] == "equal" else ""
+    on = f" on {counted(one['vehicles'], 'vehicle')}" if one["verdict"] in ("equal", "unknown") else ""
     few = max(count for count, _ in one["crashed"]) < _RARE
     (mine, of), (its, among) = one["crashed"]
     doubtful = one["verdict"] == "beats" and one["safer"] == 0 and mine * among > its * of

@@ -79,6 +79,8 @@ class ProcessGroup:
                 nccl = dist.ProcessGroupNCCL.Options()
                 nccl._timeout = timedelta(seconds=timeout)
                 self._sums = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl)
+                # it meets at its first sum, and by the first update the store may be gone
+                self._wait(self._sums.allreduce([torch.zeros(1, device=device)]))
         self._peers = parsed(self.share(here()))
         places = {peer.place for peer in self._peers}
         self._near = len(places) == 1 and "" not in places  # one machine: bytes go through its memory

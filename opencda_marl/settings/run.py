@@ -22,7 +22,7 @@ class EvaluationSettings:
     enabled: bool = True  # false skips the per-step metrics assembly (near-misses, delays) while training
     seeds: list[int] = field(default_factory=lambda: [9000, 9010])  # half-open range of held-out traffic
     selection_seeds: list[int] = field(default_factory=lambda: [8000, 8004])  # another one, to choose a checkpoint by
-    rates_vph: Annotated[list[float], Between(0, 3000)] = field(
+    rates_vph: Annotated[list[float], Between(0, 3000, open_low=True)] = field(
         default_factory=lambda: [200.0, 300.0, 400.0]
     )  # [vehicles/h/lane] each
     controllers: list[str] = field(

@@ -80,3 +80,10 @@ class DemandSettings:
     car_following: Literal["Krauss", "IDM"] = "Krauss"  # of human drivers
     speed_deviation: Annotated[float, Between(0, 0.5)] = 0.1  # spread of human drivers' speed factors
     peak: PeakSettings = field(default_factory=PeakSettings)
+
+    @property
+    def ramp(self) -> int:
+        """Episodes over which the range grows; 0: there is no range, or it begins at its end."""
+        rates = self.rate_vph
+        grows = isinstance(rates, list) and self.rate_draw != "choice" and self.ramp_from < rates[-1]
+        return self.ramp_episodes if grows else 0

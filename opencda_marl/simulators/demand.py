@@ -59,7 +59,7 @@ def ramped(demand: DemandSettings, episode: int) -> DemandSettings:
     Dense traffic from the start can teach vehicles to wait for each other, and they are slow to unlearn it.
     """
     rates = demand.rate_vph
-    if not isinstance(rates, list) or demand.rate_draw == "choice" or not 0 < episode <= demand.ramp_episodes:
+    if not isinstance(rates, list) or not 0 < episode <= demand.ramp:
         return demand
     low, high = rates
     begin = min(max(demand.ramp_from, low), high)

@@ -205,6 +205,37 @@ def test_a_file_holds_the_figures_of_one_training(tmp_path: Path) -> None:
     assert stands(300.0, 400.0)[1:] == (False, [400.0])  # the one that made the file
 
 
+def test_two_commands_on_one_folder_keep_what_both_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = _Children()
+    monkeypatch.setattr(measure, "run_all", children)
+    first, second = (Wanted(only=("random",), densities=(rate,), episodes=5) for rate in (200.0, 300.0))
+    begin = Measurement._begin
+
+    def beside(self: Measurement, entrant: Entrant) -> dict[str, Any]:
+        found = begin(self, entrant)
+        monkeypatch.setattr(Measurement, "_begin", begin)
+        _measure(tmp_path, second)  # another command, from beginning to end, while this one is under way
+        return found
+
+    monkeypatch.setattr(Measurement, "_begin", beside)
+    _measure(tmp_path, first)
+    assert list(read_results([tmp_path / "results"])[0]["densities"]) == ["200", "300"]
+
+
+def test_what_ended_beside_one_that_failed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = _Children()
+
+    def fails(module: str, requests: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        first = next(iter(requests))
+        children(module, {first: requests[first]}, folder=more["folder"], going_on=lambda _done: True)
+        raise OpenCDAError("the other one failed")
+
+    monkeypatch.setattr(measure, "run_all", fails)
+    with pytest.raises(OpenCDAError, match="the other one failed"):
+        _measure(tmp_path, Wanted(only=("random",), densities=(200.0, 300.0), episodes=5))
+    assert list(read_results([tmp_path / "results"])[0]["densities"]) == ["200"]
+
+
 def test_a_wish_to_stop_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = _Children()
     monkeypatch.setattr(measure, "run_all", children)

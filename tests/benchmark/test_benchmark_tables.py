@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from results_by_hand import answer
 
-from opencda_marl.benchmark.page import BEGIN, END, densities_in, page_text, updated_page, write_report
+from opencda_marl.benchmark.page import BEGIN, END, _curves, densities_in, page_text, updated_page, write_report
 from opencda_marl.benchmark.results import (
     density_key,
     evaluation_of,
@@ -193,3 +193,21 @@ def test_a_report(tmp_path: Path) -> None:
     for file in files[3:]:
         with Image.open(file) as image:
             assert image.size[0] > 900
+
+
+def test_a_report_of_generalisation_alone(tmp_path: Path) -> None:
+    cases = {"as trained": {**answer("x", 1), "settings": []}}
+    alone = {"name": "generalisation-x", "kind": "generalisation", "policy": "bundled:x", "cases": cases}
+    files = write_report([alone], densities_in([alone]), tmp_path / "out")
+    assert [file.name for file in files] == ["report.md", "report.csv", "report.json"]
+    text = files[0].read_text()
+    assert text.startswith("### Elsewhere than it was trained: bundled:x")
+    assert "nan" not in text
+    assert json.loads(files[2].read_text())["aggregates"] == []
+
+
+def test_two_runs_of_ones_own_are_two_lines() -> None:
+    ours = [{**_result(name, 2), "policy": "mappo", "kind": "learner", "own": True} for name in ("first", "second")]
+    seeds = [_result("mappo-s1", 2), _result("mappo-s2", 2), _result("random", 20)]
+    assert list(_curves(ours, [200.0])["collision_rate"]) == ["first", "second"]
+    assert list(_curves(seeds, [200.0])["collision_rate"]) == ["mappo", "random"]

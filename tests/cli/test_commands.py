@@ -360,6 +360,12 @@ def test_config_export_and_its_use(typed: Typed, tmp_path: Path) -> None:
     assert from_yaml(shown) == load_profile(QUICKSTART).settings
 
 
+def test_a_setting_that_is_not_there(typed: Typed) -> None:
+    said = typed("config", "reference", "demmand")
+    assert said.code == 2
+    assert "no setting has 'demmand' in its name; did you mean demand?" in said.err
+
+
 def test_config_reference(typed: Typed) -> None:
     said = typed("config", "reference", "learning_rate")
     assert "learner.learning_rate_end" in said.out

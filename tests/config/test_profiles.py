@@ -230,6 +230,7 @@ _WRONG = [
     ("evaluation: {seeds: [5]}", "evaluation.seeds must be", None),
     ("evaluation: {seeds: [-1, 5]}", "evaluation.seeds must be", None),
     ("evaluation: {seeds: [0, 10], selection_seeds: [9, 12]}", "overlap", None),
+    ("evaluation: {rates_vph: [0, 300]}", "evaluation.rates_vph", None),
     ("evaluation: {rates_vph: []}", "evaluation.rates_vph is empty", None),
     ("evaluation: {controllers: [random, random]}", "names one twice", None),
     ("scenario: {network: nowhere.net.xml}", "there is no file", None),

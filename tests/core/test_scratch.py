@@ -59,6 +59,21 @@ def test_whoever_ends_at_once_leaves_nothing(place: Path) -> None:
         assert list(place.iterdir()) == []
 
 
+def test_nobody_sweeps_a_folder_that_is_being_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may sweep at any moment of the making: here at the worst, before the lock is taken."""
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            sweep()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with scratch_folder() as made:
+        assert (Path(made) / ".opencda-marl-in-use").exists()
+
+
 def test_folders_of_people_stay_whatever_they_are_called(place: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()

@@ -27,7 +27,7 @@ def _answer(policy: str, collided: int, running: int, rate: float = 300.0, episo
     }
 
 
-def test_four_verdicts() -> None:
+def test_verdicts() -> None:
     ours = _answer("mine", 2, 5)
     assert compare(ours, _answer("random", 20, 5))["verdict"] == "beats"
     assert compare(ours, _answer("full_speed", 0, 0))["verdict"] == "worse"
@@ -36,6 +36,13 @@ def test_four_verdicts() -> None:
     assert compare(ours, {**ours, "policy": "random"})["verdict"] == "equal"
     # as safe, and more get through
     assert compare(_answer("mine", 0, 5), _answer("priority", 0, 40))["verdict"] == "beats"
+
+
+def test_a_few_episodes_tell_nothing() -> None:
+    few, many = (compare(_answer("mine", 1, 5, episodes=n), _answer("random", 9, 5, episodes=n)) for n in (5, 6))
+    assert (few["verdict"], many["verdict"]) == ("unknown", "beats")
+    assert "is not told apart from random driving" in in_words([few])[0]
+    assert "only 5 episodes" in " ".join(in_words([few]))
 
 
 def test_a_single_crash_is_not_told_from_none() -> None:

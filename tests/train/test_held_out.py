@@ -25,6 +25,9 @@ class _Jobs:
     def poll(self, *, wait: bool) -> None:
         assert wait
 
+    def close(self) -> None:
+        self.names = ()
+
     def hurry(self) -> None:
         self.hurried += 1
         if self.fails:
@@ -77,3 +80,23 @@ def test_only_one_that_stands_still_begins_anew(
     (note,) = heard
     assert isinstance(note, Note)
     assert "no process can be started" in note.text
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_that_never_drives_is_given_up(
+    tmp_path: Path, heard: list[TrainEvent], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(held_out.time, "monotonic", lambda: now[0])
+    found, _ = _beside(tmp_path, heard, monkeypatch, size)
+    found.finish()
+    now[0] += 599.0
+    found.finish()
+    assert found.names == ("episode_4",)
+    assert heard == []
+    now[0] += 2.0
+    found.finish()
+    assert found.names == (), "training ends without it"
+    (note,) = heard
+    assert isinstance(note, Note)
+    assert "episode_4 is given up: not one episode in 10 minutes" in note.text
