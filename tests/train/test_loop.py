@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -294,10 +294,13 @@ def test_minutes_add_up_over_resumes(tmp_path: Path, made: Made) -> None:
     assert len(read_episodes(tmp_path / "run")) == done
 
 
-@pytest.mark.parametrize("ramp", [0, 24])
-def test_best_is_the_highest_success_of_the_last_twenty(tmp_path: Path, made: Made, ramp: int) -> None:
+@pytest.mark.parametrize(("draw", "asked", "ramp"), [("range", 0, 0), ("range", 24, 24), ("choice", 24, 0)])
+def test_best_is_the_highest_success_of_the_last_twenty(
+    tmp_path: Path, made: Made, draw: Literal["range", "choice"], asked: int, ramp: int
+) -> None:
     settings = replace(SETTINGS, seed=1, max_episodes=50, keep=50)
-    settings = replace(settings, demand=replace(settings.demand, ramp_episodes=ramp))
+    demand = replace(settings.demand, rate_vph=[300.0, 301.0], ramp_from=300.0, rate_draw=draw, ramp_episodes=asked)
+    settings = replace(settings, demand=demand)
     result = train(settings, out=tmp_path / "run")
     lines = read_episodes(result.run_dir)
     chosen = {}
