@@ -34,7 +34,6 @@ from opencda_marl.core.errors import (
     CudaGraphCaptureError,
     Interrupted,
     NotFiniteError,
-    OpenCDAError,
     RecycleError,
     SimulatorError,
     StorageError,
@@ -233,7 +232,7 @@ def _forgotten(folder: RunFolder, hear: _Telling, *, made: bool, kept: bool) -> 
     """
     try:
         yield
-    except OpenCDAError:
+    except BaseException:  # whatever it was, Ctrl-C among it
         if made and not hear.begun:
             with suppress(OSError):
                 for name in ("config.yaml", "run.json", "status.json", "log.txt", ".lock"):
