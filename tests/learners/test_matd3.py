@@ -210,6 +210,7 @@ def compare(algorithm: str, encoder: str, spec: ObservationSpec, dtype: torch.dt
     assert measured.shape == (100, len(METRICS))
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     """The short form, because compiling takes long: the plain learner without neighbour rows, in double precision."""
     compare("matd3", "deepsets", BARE, torch.float64, trained=False)

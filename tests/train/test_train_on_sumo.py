@@ -183,7 +183,7 @@ def test_held_out_evaluation_does_not_disturb_training(whole: Path, tmp_path: Pa
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
-@pytest.mark.parametrize("lost", ["all of it", "its second half"])
+@pytest.mark.parametrize("lost", ["all of it", pytest.param("its second half", marks=pytest.mark.slow)])
 def test_a_lost_evaluation_is_made_up_for_on_resume(tmp_path: Path, lost: str) -> None:
     """Killed before, or while, what held-out evaluation found was written down."""
     chosen = ("evaluation.selection_seeds=[8000,8001]", "evaluation.rates_vph=[200.0,300.0]")
