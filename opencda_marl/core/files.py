@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from opencda_marl.core.errors import StorageError
 
 __all__ = [
+    "SCRATCH",
     "array_bytes",
     "arrays_of",
     "could_be_written",
@@ -33,6 +34,9 @@ __all__ = [
     "write_whole",
     "writing",
 ]
+
+SCRATCH = "opencda-marl-scratch-"
+"""What the names of our temporary folders begin with."""
 
 _FIXES = {
     errno.ENOSPC: ("the disk is full", "free some room (`opencda-marl runs clean`), then continue with --resume"),
@@ -53,6 +57,8 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     """What an operating system's refusal means for a person."""
     code = error.errno if error.errno is not None else 0
     why, fix = _FIXES.get(code, (error.strerror or str(error), "check the disk and its permissions"))
+    if code in (errno.ENOSPC, errno.EDQUOT) and any(part.startswith(SCRATCH) for part in path.parts):
+        fix = "make room where temporary files go, or name another folder: export TMPDIR=DIR; then type it again"
     return StorageError(f"cannot write {path}: {why}", fix=fix)
 
 

@@ -15,9 +15,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from opencda_marl.core.files import SCRATCH
+
 __all__ = ["drop_scratch_folders", "scratch_folder", "sweep"]
 
-_PREFIX = "opencda-marl-scratch-"
 _LOCK = ".opencda-marl-in-use"
 _OPEN: set[str] = set()  # of this process
 
@@ -57,7 +58,7 @@ def scratch_folder(what: str = "") -> tempfile.TemporaryDirectory[str]:
         OSError: there is no place for temporary files, or it is full.
     """
     sweep()
-    return _Scratch(f"{_PREFIX}{os.getpid()}-{what}{'-' if what else ''}")
+    return _Scratch(f"{SCRATCH}{os.getpid()}-{what}{'-' if what else ''}")
 
 
 def drop_scratch_folders() -> None:
@@ -72,7 +73,7 @@ def sweep() -> None:
     Raises:
         OSError: there is no place for temporary files.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         _sweep(folder)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from opencda_marl.core.files import storage_error
 from opencda_marl.core.scratch import drop_scratch_folders, scratch_folder, sweep
 
 _HELD = """
@@ -103,3 +104,9 @@ def test_where_there_are_no_locks_nothing_is_swept(place: Path, monkeypatch: pyt
     left.cleanup()
     left.cleanup()
     assert list(place.iterdir()) == []
+
+
+def test_a_full_place_for_temporary_files_is_named_as_that() -> None:
+    full = OSError(errno.ENOSPC, "full")
+    assert "export TMPDIR=DIR" in str(storage_error(full, Path("/t/opencda-marl-scratch-1-x/types.add.xml")).fix)
+    assert "runs clean" in str(storage_error(full, Path("/t/run/checkpoints")).fix)
