@@ -128,8 +128,7 @@ def attempts(path: Path) -> list[str | None]:
     return [attempt.get("kind") for attempt in MatrixFolder(path).read_launch(f"{0:012x}").attempts]
 
 
-SBATCH = r"""#!PYTHON
-import json, os, pathlib, re, subprocess, sys
+SBATCH = r"""import json, os, pathlib, re, subprocess, sys
 home = pathlib.Path(__file__).parent
 number = 100 + len(list(home.glob("job_*")))
 script = pathlib.Path(sys.argv[-1]).read_text()
@@ -141,15 +140,13 @@ job = subprocess.Popen(["bash", "-c", script], env=env, start_new_session=True,
 (home / f"job_{number}").write_text(json.dumps({"pid": job.pid, "options": options}))
 print(f"Submitted batch job {number}")
 """
-SRUN = r"""#!PYTHON
-import os, sys
+SRUN = r"""import os, sys
 words = sys.argv[1:]
 while words[0].startswith("-"):
     words = words[2 if words[0] in ("--output", "--error") else 1:]
 os.execvp(words[0], words)
 """
-SACCT = r"""#!PYTHON
-import json, os, pathlib
+SACCT = r"""import json, os, pathlib
 home = pathlib.Path(__file__).parent
 print("JobID|State|NodeList")
 for file in home.glob("job_*"):
@@ -160,8 +157,7 @@ for file in home.glob("job_*"):
         state = "Z"
     print(f"{file.name[4:]}|{'COMPLETED' if state == 'Z' else 'RUNNING'}|here")
 """
-SCANCEL = r"""#!PYTHON
-import json, os, pathlib, signal, sys
+SCANCEL = r"""import json, os, pathlib, signal, sys
 os.killpg(json.loads((pathlib.Path(__file__).parent / f"job_{sys.argv[1]}").read_text())["pid"], signal.SIGTERM)
 """
 
@@ -171,8 +167,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's commands, for one machine with room for everything."""
     home = tmp_path / "slurm"
     home.mkdir()
+    # sh first: the path of Python may have a space, which no first line of a script can hold
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", SACCT), ("scancel", SCANCEL)):
-        (home / name).write_text(text.replace("PYTHON", sys.executable))
+        (home / name).write_text(f"#!/bin/sh\n''':'\nexec \"{sys.executable}\" \"$0\" \"$@\"\n'''\n{text}")
         (home / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
     return home

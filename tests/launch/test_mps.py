@@ -22,7 +22,11 @@ from opencda_marl.launch.trainers import classify
 from tests.launch.matrices import Heard, cell, launch, matrix
 from tests.launch.real import until
 
-DAEMON = """#!{python} -S
+# sh first: the path of Python may have a space, which no first line of a script can hold
+DAEMON = """#!/bin/sh
+''':'
+exec "{python}" -S "$0" "$@"
+'''
 import json, os, pathlib, sys, time
 assert sys.argv[1:] == ["-f"]
 names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")

@@ -141,6 +141,7 @@ def test_a_path_that_the_compilers_command_line_would_split(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, has: str
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+    monkeypatch.setattr(torch, "__file__", "/somewhere/torch/__init__.py")  # its own path may have a space
     form = UpdateForm(descend, "compiled")
     assert form.mode == "eager"
     assert f"the path of the compiler's cache has {has}: " in form.note
@@ -148,6 +149,7 @@ def test_a_path_that_the_compilers_command_line_would_split(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled() is not None, reason="nothing compiles here")
 @pytest.mark.parametrize("name", ["#hash", "a;b$(x)", "über", "-dash", "(p)&", "%s{x}", "a*b", "a:b=c", "nbsp\u00a0x"])
 def test_any_other_path_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
